@@ -18,7 +18,7 @@ from scipy import ndimage
 
 from ppldm.demo.shapes_world.captions import parse_caption
 from ppldm.demo.shapes_world.write import World
-from ppldm.evaluation.composition.grade import find_objects, grade, wilson_interval
+from ppldm.evaluation.composition import find_objects, grade, wilson_interval
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from results import add_result_flags, save_results
 from scipy.stats import binom
 
-from ppldm.evaluation.metrics import pyramid, sliced
+from ppldm.evaluation.metrics import sliced
 from ppldm.evaluation.metrics.base import METRICS
 
 AXES, SHIFT, SIDE = 4, 0.7, 16
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--metrics", nargs="*", default=[name for name in METRICS if name not in SAME_FORMULA])
     add_result_flags(parser, "intervals")
     arguments = parser.parse_args()
-    sliced.DIRECTIONS, pyramid.PATCHES = 16, 16  # which change the cost, and not whether the interval is right
+    sliced.DIRECTIONS, sliced.PATCHES = 16, 16  # which change the cost, and not whether the interval is right
     low, high = (binom.ppf(end, arguments.trials, 0.95) / arguments.trials for end in (0.025, 0.975))
     print(f"a right interval covers {low:.3f} to {high:.3f} of {arguments.trials} trials")
     results = []

@@ -16,9 +16,8 @@ from PIL import Image, ImageDraw, ImageFilter
 from results import add_result_flags, save_results
 
 from ppldm.config.write import RECIPE_FILE
-from ppldm.demo.openmoji import read_catalog, render
+from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
 from ppldm.demo.quickstart import count_processes, train_command
-from ppldm.demo.subsets import QUICKSTART
 from ppldm.prepare.convert.convert import convert_source
 from ppldm.utils.stages import Stage, as_flags, run_stage
 from ppldm.weights.components import cast
@@ -70,10 +69,10 @@ def make(arguments) -> None:
 def draw_pictures(rng: np.random.Generator):
     """The pictures to train on, one after another."""
     catalog = read_catalog("en")
-    known = [*catalog.choose(QUICKSTART), *catalog.held_out(QUICKSTART)]
+    known = catalog.find(QUICKSTART.drawn + QUICKSTART.held_out)
     for drawing in known:
         yield from [render(drawing.svg.read_text(encoding="utf-8"), SIDE)] * COPIES
-    drawings = catalog.choose(None)[HELD_OUT:]
+    drawings = list(catalog.drawings.values())[HELD_OUT:]
     for drawing in drawings[:WHOLE]:
         yield render(drawing.svg.read_text(encoding="utf-8"), SIDE)
     for drawing in drawings[-PIECES:]:
@@ -131,8 +130,8 @@ def pack(out: Path) -> None:
 
 def held_out(photographs: list[str]) -> dict[str, list[np.ndarray]]:
     """Pictures [48, 48, 3] uint8 by their kind, none of them trained on."""
-    drawings, rng = read_catalog("en").choose(None)[:HELD_OUT], np.random.default_rng(1)
-    quickstart = read_catalog("en").choose(QUICKSTART)
+    drawings, rng = list(read_catalog("en").drawings.values())[:HELD_OUT], np.random.default_rng(1)
+    quickstart = read_catalog("en").find(QUICKSTART.drawn)
     found = {
         "quickstart": [render(one.svg.read_text(encoding="utf-8"), SIDE) for one in quickstart],
         "drawings": [render(one.svg.read_text(encoding="utf-8"), SIDE) for one in drawings],

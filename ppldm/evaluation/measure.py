@@ -16,14 +16,15 @@ from ..utils.errors import ConfigError, DataError
 from ..utils.files import atomic_write, make_output_dir
 from ..utils.log import get_logger
 from ..utils.text import did_you_mean
-from .composition.grade import grade_pictures
+from .composition import grade_pictures
 from .features.base import NETWORKS, FeatureNetwork, load_features
-from .metrics.base import METRICS, Measured, Metric
+from .metrics.base import METRICS, Metric
+from .metrics.bootstrap import Measured
 from .pictures import PictureSet
 from .result import Result
 
 COMPOSITION = "composition"
-# `composition` takes pictures and their captions, and has several values (`composition/grade.py`).
+# `composition` takes pictures and their captions, and has several values (`composition.py`).
 _GRADES = Metric(COMPOSITION, COMPOSITION, None, True, grade_pictures, {"interval": "Wilson, 95%"}, 1)
 KNOWN = METRICS | {COMPOSITION: _GRADES}
 SEED = 0  # of what metrics draw: subsets, projections, bootstrap
@@ -147,16 +148,11 @@ def check(wanted: Wanted, generated: PictureSet, real: PictureSet) -> str:
         missing = sum(not caption for caption in generated.captions)
         return f"needs captions, and {missing} of {len(generated)} pictures have none; put a .txt file beside each"
     if wanted.metric.inputs == COMPOSITION:
-        return _check_scenes(generated.captions)
-    return ""
-
-
-def _check_scenes(captions: Sequence[str]) -> str:
-    try:
-        for caption in captions:
-            parse_caption(caption)
-    except DataError:
-        return "needs captions of the shapes world"
+        try:
+            for caption in generated.captions:
+                parse_caption(caption)
+        except DataError:
+            return "needs captions of the shapes world"
     return ""
 
 
@@ -177,7 +173,12 @@ def measure(
         if one.network not in (None, *features) and one.metric.inputs != "pairs":
             features[one.network] = networks.embed(one.network, generated)
         if one.metric.inputs == COMPOSITION:
-            _add_composition(result, one, generated)
+            # A value for each attribute of each kind of scenes: composition.seen.single.colour and so on.
+            for score in one.metric.compute(generated, generated.captions)["scores"]:
+                name = ".".join((COMPOSITION, score["split"], score["scenes"], score["attribute"]))
+                details = {key: score[key] for key in ("chance", "pictures")}
+                measured = Measured(score["value"], score["low"], score["high"], details, (score["right"],))
+                result.add(name, one.metric, measured)
             continue
         inputs = _inputs(one, features, generated, real, networks)
         scale = {"logit_scale": networks[one.network].logit_scale} if one.metric.inputs == "texts" else {}
@@ -187,14 +188,6 @@ def measure(
 def names_of(metrics: Iterable[str]) -> set[str]:
     """The names that were asked for, of those of a result."""
     return {COMPOSITION if name.startswith(f"{COMPOSITION}.") else name for name in metrics}
-
-
-def _add_composition(result: Result, one: Wanted, generated: PictureSet) -> None:
-    """A value for each attribute of each kind of scenes: composition.seen.single.colour and so on."""
-    for score in one.metric.compute(generated, generated.captions)["scores"]:
-        details = {name: score[name] for name in ("chance", "pictures")}
-        name = ".".join((COMPOSITION, score["split"], score["scenes"], score["attribute"]))
-        result.add(name, one.metric, Measured(score["value"], score["low"], score["high"], details, (score["right"],)))
 
 
 def _inputs(one: Wanted, features: dict, generated: PictureSet, real: PictureSet, networks: Networks) -> tuple:

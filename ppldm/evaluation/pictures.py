@@ -9,10 +9,10 @@ pixels) and cropped in the centre, as training does with --center_crop and a --c
 """
 
 import json
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from ..data.formats.sample_files import IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode
 from ..data.images.crop import scale_to_cover
 from ..data.images.decode import decode_pixels
 from ..data.open_parts import OpenParts
-from ..inference.pictures.draw import settings_of
+from ..inference.pictures.draw import read_settings
 from ..utils.errors import DataError, RowError
 from ..utils.log import get_logger, progress
 from ..utils.rng import Stream, make_rng
@@ -78,8 +78,8 @@ def open_pictures(where, resolution: int | None = None, limit: int | None = None
     """The pictures of a folder, or the rows of a filelist; of more than `limit`, so many that `seed` chooses, in order.
 
     `facts`: `count`; `size`, "width x height" as handed out, "mixed" where they differ; `resize`, None where no picture
-    was resized; `enlarged`, how many were; `formats`, how many files of each; `skipped`, how many could not be read, by
-    reason. Raises DataError where there are none.
+    was resized; `enlarged`, how many were; `skipped`, how many could not be read, by reason;
+    `formats` of the files. Raises DataError where there are none.
     """
     count, read = _open_folder(Path(where)) if Path(where).is_dir() else _open_filelist(where)
     order = range(count)
@@ -156,8 +156,8 @@ def _facts(found: list[_Found], resolution: int | None, skipped: Counter) -> dic
         "size": f"{found[0].size[0]}x{found[0].size[1]}" if len(sizes) == 1 else "mixed",
         "resize": RESIZE if resized else None,
         "enlarged": sum(min(one.stored_size) < resolution for one in resized),
-        "formats": dict(sorted(Counter(one.format for one in found).items())),
         "skipped": dict(sorted(skipped.items())),
+        "formats": ", ".join(sorted({one.format for one in found})),
     }
 
 
@@ -190,7 +190,7 @@ def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
         raise DataError(f"cannot read the folder {error.filename}: {error.strerror}; check it") from error
     if not paths:
         raise DataError(f"{folder} and what is below it hold no pictures ({', '.join(IMAGE_SUFFIXES)}); name another")
-    settings = [_read_chunk(path) for path in paths]
+    settings = [read_settings(path, whole=False) if path.suffix.lower() == ".png" else None for path in paths]
     if any(settings):
         kept = [(path, own) for path, own in zip(paths, settings, strict=True) if own]
         places = sorted({path.parent for path, _ in kept})
@@ -200,46 +200,34 @@ def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:
         elif len(places) > 1:
             raise DataError(f"{folder} holds folders of drawn pictures: name one, such as {places[0]}")
         paths, settings = map(list, zip(*kept, strict=True))
-    return len(paths), partial(_read_file, folder, paths, settings)
 
+    def read(number: int) -> Stored:
+        path, drawn = paths[number], settings[number]
+        try:
+            image = path.read_bytes()
+        except OSError as error:
+            raise RowError("unreadable", f"cannot read {path}: {error.strerror}") from error
+        if drawn and isinstance(drawn.get("prompt"), str):
+            caption = drawn["prompt"]
+        else:
+            text = find_caption(path)
+            caption = decode_caption(text.read_bytes(), str(text)) if text else None
+        return Stored(path.relative_to(folder).as_posix(), image, caption, drawn)
 
-def _read_chunk(path: Path) -> dict | None:
-    """The settings that a picture was drawn with, from the head of its file."""
-    if path.suffix.lower() != ".png":
-        return None
-    try:
-        with Image.open(path) as picture:
-            return settings_of(picture)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        return None
-
-
-def _read_file(folder: Path, paths: list[Path], settings: list[dict | None], number: int) -> Stored:
-    path, drawn = paths[number], settings[number]
-    try:
-        image = path.read_bytes()
-    except OSError as error:
-        raise RowError("unreadable", f"cannot read {path}: {error.strerror}") from error
-    if drawn and isinstance(drawn.get("prompt"), str):
-        caption = drawn["prompt"]
-    else:
-        text = find_caption(path)
-        caption = decode_caption(text.read_bytes(), str(text)) if text else None
-    return Stored(path.relative_to(folder).as_posix(), image, caption, drawn)
+    return len(paths), read
 
 
 def _open_filelist(path) -> tuple[int, Callable[[int], Stored]]:
-    parts, ends, total = [], [], 0
+    named, starts = [], [0]
     for source in read_sources(path):
         for part, summary in zip(source.parts, build_indexes(source.parts, source), strict=True):
-            parts.append((part, source.without_parts()))
-            total += summary.rows
-            ends.append(total)
-    return total, partial(_read_row, OpenParts(parts, _OPEN_PARTS), ends)
+            named.append((part, source.without_parts()))
+            starts.append(starts[-1] + summary.rows)
+    parts = OpenParts(named, _OPEN_PARTS)
 
+    def read(number: int) -> Stored:
+        part = bisect_right(starts, number) - 1
+        row = parts[part].read(number - starts[part])
+        return Stored(f"{parts.path(part).name}:{number - starts[part]}", row.image, row.caption)
 
-def _read_row(parts: OpenParts, ends: list[int], number: int) -> Stored:
-    part = int(np.searchsorted(ends, number, side="right"))
-    row_number = number - (ends[part - 1] if part else 0)
-    row = parts[part].read(row_number)
-    return Stored(f"{parts.path(part).name}:{row_number}", row.image, row.caption)
+    return starts[-1], read

@@ -27,17 +27,18 @@ from ..utils.checksums import sha256_arrays
 from ..utils.errors import DataError
 from ..utils.files import atomic_write, read_json_object, write_json
 from ..utils.machine.devices import KINDS
-from .metrics.base import Measured, Metric
+from .metrics.base import Metric
+from .metrics.bootstrap import Measured
 from .pictures import WEIGHTS, PictureSet
 
 FORMAT = 1
 _LIBRARIES = ("numpy", "scipy", "pillow", *(kind.package for kind in KINDS.values()))
-_OWN_OF_EACH = ("prompt", "index", WEIGHTS)  # what of a picture's settings is no setting of the evaluation
+_OWN_OF_EACH = ("prompt", "index", WEIGHTS)  # settings of a picture, not of the evaluation
 
 
 @dataclass
 class Result:
-    """The fields of the file. `own_terms`: by metric, those of each set of pictures, float32 [N]; they are no field."""
+    """The fields of the file, and `own_terms`: by metric, those of each set of pictures, float32 [N]."""
 
     of: dict
     settings: dict[str, dict]
@@ -49,7 +50,7 @@ class Result:
     own_terms: dict[str, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     def add(self, name: str, metric: Metric, measured: Measured) -> None:
-        """A metric's value under the name it was asked for. Raises DataError where it is no number."""
+        """A metric's value under the name it was asked for. Raises DataError where it is not a number."""
         for what in ("value", "low", "high"):
             if not math.isfinite(getattr(measured, what)):
                 raise DataError(f"{name}: the {what} is {getattr(measured, what)}; look at the pictures and features")
@@ -103,13 +104,6 @@ def _read_terms(path: Path, digest: str | None) -> dict[str, list[np.ndarray]]:
     return found
 
 
-def describe_set(pictures: PictureSet) -> dict:
-    """What a value depends on besides the pictures themselves."""
-    return {name: value for name, value in pictures.facts.items() if name != "formats"} | {
-        "formats": ", ".join(pictures.facts["formats"])
-    }
-
-
 def begin_result(name: str, generated: PictureSet, real: PictureSet, weights: Mapping | None) -> Result:
     """A result without metrics. weights: what is known of them besides what the pictures say."""
     of = {
@@ -118,8 +112,8 @@ def begin_result(name: str, generated: PictureSet, real: PictureSet, weights: Ma
         "pictures": generated.digest,
     }
     settings = {
-        "real": {"digest": real.digest, **describe_set(real)},
-        "generated": {"requests": generated.requests, **describe_set(generated)},
+        "real": {"digest": real.digest, **real.facts},
+        "generated": {"requests": generated.requests, **generated.facts},
         "drawn": {name: value for name, value in generated.drawn.items() if name not in _OWN_OF_EACH},
         "versions": versions(),
     }

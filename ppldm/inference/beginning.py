@@ -49,16 +49,16 @@ def read_control(
 
 
 def check_sides(**sides) -> None:
-    """Raises ConfigError for sides of a picture that are no whole numbers, or too large for any machine."""
+    """Raises ConfigError for sides of a picture that are not whole numbers, or too large for any machine."""
     for name, side in sides.items():
         if isinstance(side, bool) or not isinstance(side, numbers.Integral) or side > _LARGEST_SIDE:
             raise ConfigError(f"--{name} {str(side)[:_SHOWN]} must be a whole number from 1 to {_LARGEST_SIDE}")
 
 
-def read_image(image: Picture, size: tuple[int, int], flag: str = "--image") -> np.ndarray:
+def read_image(image: Picture, size: tuple[int, int]) -> np.ndarray:
     """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. `image`: a file, a PIL picture, or
     [H, W, 3] uint8. Raises ConfigError."""
-    return cut_centre(_read(image, flag), size)
+    return cut_centre(_read(image, "--image"), size)
 
 
 def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
@@ -71,6 +71,14 @@ def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
     if not drawn.any():
         raise ConfigError("--mask is dark everywhere, so that nothing is drawn; paint white what is to be drawn anew")
     return drawn
+
+
+def read_beginning(image: Picture | None, mask: Picture | None, size: tuple[int, int]) -> dict[str, np.ndarray]:
+    """`image` and `mask`, as they are read, of those that are given. Raises ConfigError."""
+    if mask is not None and image is None:
+        raise ConfigError("--mask says what of a picture is drawn anew; give the picture too: --image")
+    given = {} if image is None else {"image": read_image(image, size)}
+    return given if mask is None else given | {"mask": read_mask(mask, size)}
 
 
 def _read(image: Picture, flag: str) -> np.ndarray:

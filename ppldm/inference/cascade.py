@@ -1,9 +1,7 @@
 """Stages C and B of Stable Cascade together: a prompt to small latents, led by a control image where there is a control
 network, and these by stages B and A to a picture."""
 
-import zlib
 from collections.abc import Sequence
-from functools import cached_property
 
 import numpy as np
 import paddle
@@ -18,7 +16,6 @@ from ..networks.cascade.control import ControlledPriorModel
 from ..networks.cascade.decoder import CascadeDecoderModel
 from ..networks.cascade.prior import CascadePriorModel
 from ..networks.configs import EFFNET_FACTOR, LABELS, paella_factor
-from ..utils.checksums import checksum_arrays
 from ..utils.errors import ConfigError, ModelError
 from ..utils.rng import Stream
 from ..weights.components import Weights
@@ -140,8 +137,5 @@ class CascadeToImage(TextToImage):
                     encode=self._decoder_states.encoder(), control={"effnet": latents},
                     stream=Stream.SAMPLE_DECODER)  # fmt: skip
 
-    @cached_property
-    def fingerprint(self) -> str:
-        """Of both stages."""
-        arrays = ((k, v.numpy()) for one in (self.model, self.decoder) for k, v in one.state_dict().items())
-        return checksum_arrays(arrays, zlib.crc32("\n".join(self.tokenizer.vocab).encode()))
+    def _drawn_with(self) -> tuple[paddle.nn.Layer, ...]:
+        return self.model, self.decoder

@@ -14,16 +14,14 @@ from typing import Annotated
 from ..networks.engine import Engine
 from ..utils.machine.devices import use_device
 from ..utils.report import print_report
-from ..weights.fetch import check_name, locate_model
-from ..weights.folders import COMPONENT_FOLDERS
+from ..weights.fetch import check_name
 from ..weights.lora.flag import Loras, check_loras
 from .half import Dtype
 from .pictures.ask import plan_of
-from .pictures.draw import choose_folder, draw_plan, estimate
+from .pictures.draw import choose_folder, draw_plan, estimate, write_summary
 from .pictures.like import OF_MODEL, check_likeness
-from .pictures.model_hash import model_sha256
 from .pictures.plan import Plan
-from .pictures.sheets import write_summary
+from .pictures.source import describe_source
 from .prompt_notes import describe_prompts
 
 _Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
@@ -104,21 +102,22 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     from ..utils.log import quiet_libraries
     from ..utils.processes.meeting import join_world
     from ..utils.processes.rank_watch import barrier
+    from .beginning import read_beginning
     from .load import load
 
     world = join_world()
     quiet_libraries()
     told = {name: getattr(asked, name) for name in OF_MODEL}
     pipeline = load(asked.model, lora=asked.lora, offline=asked.offline, engine=asked.engine, dtype=asked.dtype, **told)
-    seed, sha256 = _of_main(world, lambda: (_choose_seed(plan), _hash(asked)))
-    source = {"model": asked.model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
+    seed = secrets.randbelow(2**31) if plan.seed == -1 else plan.seed
+    seed, source = _of_main(world, lambda: (seed, describe_source(asked.model, asked.offline, **told)))
     plan = replace(plan, seed=seed, source=source).fit(pipeline.model)
     size = plan.size(pipeline.resolution)
     pipeline.latent_shape(*size)
     if asked.control:
         plan = replace(plan, control=pipeline.read_control(asked.control, size, asked.control_filter, seed))
     if asked.image:
-        plan = plan.over(asked.image, asked.mask, pipeline.resolution)
+        plan = replace(plan, **read_beginning(asked.image, asked.mask, size))
     check_likeness(pipeline, plan, asked)
     batch_size = 1 if asked.exact else asked.batch_size
     if asked.dry_run:
@@ -140,14 +139,6 @@ def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> N
 
     if said := describe_prompts(pipeline, texts, weighted):
         get_logger().warning("%s", as_shown(said))
-
-
-def _choose_seed(plan: Plan) -> int:
-    return secrets.randbelow(2**31) if plan.seed == -1 else plan.seed
-
-
-def _hash(asked: SimpleNamespace) -> str:
-    return model_sha256(locate_model(asked.model, COMPONENT_FOLDERS, asked.offline))
 
 
 def _of_main(world, make):

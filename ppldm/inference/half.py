@@ -1,5 +1,5 @@
 """Drawing in half precision (`--dtype`), on a device that has it: the networks that are drawn with keep their weights
-in it, as with O2 in training, and the autoencoder stays in float32. A CPU has it by an engine alone."""
+in it, as with O2 in training, and the autoencoder stays in float32. A CPU has it only by an engine."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

@@ -36,7 +36,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
 from ..utils.text import did_you_mean
-from .beginning import Picture, check_sides, read_control, read_image, read_mask
+from .beginning import Picture, check_sides, read_beginning, read_control
 from .prompt_notes import describe_prompts
 from .prompt_weights import batches_alike, check_syntax, chunks_of, words_of
 from .prompt_wildcards import Wildcards
@@ -131,7 +131,7 @@ class TextToImage:
         width, height = (self.resolution if side is None else side for side in size or (width, height))
         own = self.latent_shape(height, width)
         _check_kinds(control, control_filter, control_scale, wildcards, callback)
-        given = _given(image, mask, (height, width))
+        given: dict = {**read_beginning(image, mask, (height, width))}
         if control is not None:
             made = self.read_control(control, (height, width), control_filter, places[0][0])
             given |= {"control": made, "control_scale": control_scale}
@@ -261,10 +261,14 @@ class TextToImage:
         check_sides(height=height, width=width)
         return latent_shape(self.model.vae.config, height=height, width=width)
 
+    def _drawn_with(self) -> tuple[paddle.nn.Layer, ...]:
+        return (self.model,)
+
     @cached_property
     def fingerprint(self) -> str:
         """CRC-32 of all weights and the vocabulary, 8 hexadecimal digits: tells models apart in records."""
-        arrays = ((name, value.numpy()) for name, value in self.model.state_dict().items())
+        layers = self._drawn_with()
+        arrays = ((name, value.numpy()) for one in layers for name, value in one.state_dict().items())
         return checksum_arrays(arrays, zlib.crc32("\n".join(self.tokenizer.vocab).encode()))
 
 
@@ -306,14 +310,8 @@ def _jobs(prompts, places: list[tuple[int, int]], folder) -> list[tuple[str, str
     pairs = list(prompts)
     if folder is None:
         return [(*pair, *place) for pair in pairs for place in places]
-    lists = Wildcards(folder)
-    for text in (text for pair in pairs for text in pair):
-        lists.check(text)
-    return [
-        (lists.resolve(prompt, *place), lists.resolve(negative, *place), *place)
-        for prompt, negative in pairs
-        for place in places
-    ]
+    lists = Wildcards(folder, (text for pair in pairs for text in pair))
+    return [(*(lists.resolve(text, *place) for text in pair), *place) for pair in pairs for place in places]
 
 
 def _places(seed, num_samples, batch_size, output) -> list[tuple[int, int]]:
@@ -328,14 +326,6 @@ def _places(seed, num_samples, batch_size, output) -> list[tuple[int, int]]:
     if not len(seed) or num_samples not in (1, len(seed)):
         raise ConfigError(f"{len(seed)} seeds for {num_samples} pictures of a prompt; give as many, or one seed")
     return [(one, 0) for one in seed]
-
-
-def _given(image, mask, size: tuple[int, int]) -> dict:
-    """The arguments of `draw` that say what is drawn over. Raises ConfigError."""
-    if mask is not None and image is None:
-        raise ConfigError("--mask says what of a picture is drawn anew; give the picture too: --image")
-    given = {} if image is None else {"image": read_image(image, size)}
-    return given if mask is None else given | {"mask": read_mask(mask, size)}
 
 
 def _noise(latents, shape: tuple[int, ...]) -> np.ndarray | None:

@@ -8,6 +8,7 @@ index), each choice as likely as the others.
 import os
 import re
 import zlib
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -24,14 +25,16 @@ _NAME = re.compile(r"__([^\W_](?:[\w/-]*?[^\W_])?)__")  # no dots, so nothing ou
 
 
 class Wildcards:
-    """The lists of a folder. Raises ConfigError where it is none."""
+    """The lists of a folder. Raises ConfigError where it is none, or `check` does of one of `texts`."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, texts: Iterable[str] = ()):
         self.folder = Path(folder).expanduser()
         if not os.path.isdir(self.folder):
             raise ConfigError(f"--wildcards {folder}: there is no such folder; give one with a text file for each list")
         self.choices = cache(self._read)
         self._depths: dict[str, int] = {}  # of the lists that have been checked
+        for text in texts:
+            self.check(text)
 
     def check(self, text: str, within: tuple[str, ...] = ()) -> int:
         """How many lists lead to one another below `text`. Raises ConfigError where one is not there, is empty, leads

@@ -25,7 +25,7 @@ class TextStates:
 
     def encoder(self, weighted: bool = False, num_chunks: int = 1) -> Callable[[list[str]], dict]:
         """What makes of B texts what `model.condition` does [B, …]; where they are `weighted`, each of `num_chunks`,
-        of which those that a text lacks are empty ones, as webui pads the shorter of prompt and negative prompt.
+        where chunks that a text lacks are empty ones, as webui pads the shorter of prompt and negative prompt.
         Raises ConfigError where the model cannot draw by such texts."""
         if weighted:
             check_weighted(self._model, num_chunks)
@@ -49,7 +49,7 @@ class TextStates:
 
 
 def check_weighted(model, num_chunks: int = 1) -> None:
-    """Raises ConfigError where a model is not drawn by hidden states of words alone, or by those of one chunk only."""
+    """Raises ConfigError where a model is not drawn only by hidden states of words, or only by those of one chunk."""
     if model.words is None:
         raise ConfigError(
             "--prompt-syntax weighted is for models that look at the state of each word, and this one is also told "
@@ -62,7 +62,7 @@ def check_weighted(model, num_chunks: int = 1) -> None:
 
 
 def emphasise(hidden, weights: np.ndarray):
-    """Hidden states [1, L, D] of a chunk, of which each token counts by its weight [L]; the same where all are 1."""
+    """Hidden states [1, L, D] of a chunk, where each token counts by its weight [L]; the same where all are 1."""
     if (weights == 1).all():
         return hidden
     weighted = hidden * paddle.to_tensor(weights).astype(hidden.dtype).reshape([1, -1, 1])

@@ -1,13 +1,13 @@
 """What the files of cached latents and embeddings beside parts hold: for `ppldm stats`, and, byte by byte, `verify`;
 and `ppldm cached`, which lists them by what they were made of and removes what nobody needs.
 
-A row that is missing is no fault: another `--where`, or training that has not come to it. A fault is what is damaged,
-and a file beside a part of another content; those in a folder of their own may be of parts that are not listed.
+A row that is missing is not a fault: another `--where`, or training that has not come to it. A fault is damage, and a
+file beside a part of another content; those in a folder of their own may be of parts that are not listed.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +27,8 @@ from ..utils.report import print_report
 from .parts import PartName, list_parts
 
 Content = tuple[int, int] | None  # bytes and CRC-32 of a part; None: it is not here to say
-# How parts are read, and which they are, is no property of what is kept of them.
+_COUNTED = ("files", "rows", "complete", "missing", "bad", "damaged", "bytes")
+# How parts are read, and which they are, does not matter for what is kept of them.
 _OF_PARTS = ("part", "format", "layout", "idx_to_prompt")
 
 
@@ -46,54 +47,28 @@ class _Found:
         return "stale" if self.is_beside else "other"
 
 
-@dataclass
-class Kept:
-    """What files of one key hold. rows: of their parts, of which `complete` are there with all that is to be kept of
-    them, `missing` not, and others bad by reason. damaged: (path, row) of what is not what was written."""
-
-    what: str
-    settings: dict
-    files: int = 0
-    rows: int = 0
-    complete: int = 0
-    missing: int = 0
-    bad: Counter = field(default_factory=Counter)
-    damaged: list[tuple[str, int]] = field(default_factory=list)
-    num_bytes: int = 0
-
-    def add(self, other: "Kept") -> None:
-        """Count another file in."""
-        for name in ("files", "rows", "complete", "missing", "bad", "damaged", "num_bytes"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-
-    @property
-    def report(self) -> dict:
-        """As JSON has it."""
-        examples = [f"{path} row {row}" for path, row in sorted(self.damaged)[:EXAMPLES_PER_REASON]]
-        counts = {"files": self.files, "rows": self.rows, "complete": self.complete, "missing": self.missing}
-        return {
-            "what": self.what, "settings": self.settings, **counts, "bad": dict(self.bad.most_common()),
-            "damaged": len(self.damaged), "examples": examples, "bytes": self.num_bytes,
-        }  # fmt: skip
-
-
 def survey(parts: Iterable[PartName], num_workers: int, check_bytes: bool) -> dict:
     """{"cached": a report of each key, "bad_files": {path: error}} of the files of parts, in several processes; empty
     where there are none. check_bytes: read all, and compare checksums."""
     found = _find_files(list(parts))
     if not found:
         return {}
-    kept: dict[str, Kept] = {}
+    kept: dict[str, dict] = {}
     errors = {}
     with progress(total=len(found), desc="latents", unit="file", delay=1) as bar:
         for file, (own, error) in map_unordered(partial(_measure, check_bytes=check_bytes), found, num_workers):
             if error:
                 errors[str(file.path)] = error
             elif own:
-                kept.setdefault(str(own.settings), Kept(own.what, own.settings)).add(own)
+                total = kept.setdefault(str(own["settings"]), own)
+                if total is not own:
+                    total.update({name: total[name] + own[name] for name in _COUNTED})
             bar.update()
-    reports = sorted((one.report for one in kept.values()), key=lambda report: str(report["settings"]))
-    return {"cached": reports, "bad_files": dict(sorted(errors.items()))}
+    for total in kept.values():
+        total["bad"] = dict(total["bad"].most_common())
+        total["examples"] = [f"{path} row {row}" for path, row in sorted(total["damaged"])[:EXAMPLES_PER_REASON]]
+        total["damaged"] = len(total["damaged"])
+    return {"cached": [kept[settings] for settings in sorted(kept)], "bad_files": dict(sorted(errors.items()))}
 
 
 def cached(
@@ -134,7 +109,7 @@ def _describe_lines(report: list[dict]) -> str:
 
 
 def _identify(found: _Found) -> tuple[str, str, str, str]:
-    """(digits that stand for what a file was made of, its state, what it holds, of which settings)."""
+    """(digits that stand for what a file was made of, its state, what it holds, its settings in words)."""
     try:
         key = read_key(found.path)
     except PartError:
@@ -188,8 +163,12 @@ def _content(part: PartName) -> Content:
         return None
 
 
-def _measure(found: _Found, check_bytes: bool) -> tuple[Kept | None, str | None]:
-    """(what a file holds, why it cannot be used); neither where it is of a part that is not listed."""
+def _measure(found: _Found, check_bytes: bool) -> tuple[dict | None, str | None]:
+    """(what a file holds, why it cannot be used); neither where it is of a part that is not listed.
+
+    Of the rows of the part, `complete` are there with all that is to be kept of them, `missing` not, and others bad by
+    reason; damaged: (path, row) of what is not what was written.
+    """
     try:
         file = CachedFile(found.path)
     except PartError as error:
@@ -206,13 +185,19 @@ def _measure(found: _Found, check_bytes: bool) -> tuple[Kept | None, str | None]
     is_bad = (states[:rows] > PRESENT).any(axis=1)
     is_missing = (wanted & (states == MISSING))[:rows].any(axis=1) & ~is_bad
     bad = Counter(file.reason(row, int((states[row] > PRESENT).argmax())) for row in np.flatnonzero(is_bad).tolist())
-    own = Kept(
-        key.what, _settings_of(key), 1, rows, rows - int(is_bad.sum() + is_missing.sum()), int(is_missing.sum()), bad
-    )
-    own.num_bytes = found.path.stat().st_blocks * 512
-    if check_bytes:
-        cells = np.argwhere(states != MISSING).tolist()
-        own.damaged = [(str(found.path), row) for row, variant in cells if file.is_damaged(row, variant)]
+    cells = np.argwhere(states != MISSING).tolist() if check_bytes else []
+    own = {
+        "what": key.what,
+        "settings": _settings_of(key),
+        "files": 1,
+        "rows": rows,
+        "complete": rows - int(is_bad.sum() + is_missing.sum()),
+        "missing": int(is_missing.sum()),
+        "bad": bad,
+        "damaged": [(str(found.path), row) for row, variant in cells if file.is_damaged(row, variant)],
+        "examples": [],
+        "bytes": found.path.stat().st_blocks * 512,
+    }
     file.close()
     return own, None
 

@@ -68,7 +68,7 @@ def measure(
 
 
 def measure_span(span: Span, rule: CaptionRule, meters: Sequence[CoverageMeter] = (), stride: int = 0) -> Measured:
-    """The rows of a span. stride: of the rows of which facts are counted; 0: of none."""
+    """The rows of a span. stride: facts are counted of every so many rows; 0: of none."""
     found, captions = _begin(meters, stride), []
     with closing(open_rows(span.part)) as part, noting_other_text() as noted:
         for number in range(span.start, span.stop):

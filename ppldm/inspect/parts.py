@@ -66,7 +66,7 @@ def list_parts(
     filelists: list[str], layout: str = DEFAULT_LAYOUT, must_exist: bool = True, latents_dir: str = ""
 ) -> list[PartName]:
     """The parts of filelists and filelist lists, in order; `layout` of those that name none. latents_dir: where cached
-    latents lie; empty: beside their parts. Parts that need not exist and of which there are but latents are read from
+    latents lie; empty: beside their parts. Parts that need not exist, and have only latents here, are read from
     these. Raises FilelistError, ConfigError."""
     folder = Path(latents_dir) if latents_dir else None
     parts = [

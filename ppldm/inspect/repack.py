@@ -159,24 +159,20 @@ class _Task:
 def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False) -> dict:
     """Repack parts into the folder `out` and return the manifest.
 
-    Raises ConfigError, OutputError, DataError for a part that cannot be opened, or of which no row can be used.
+    Raises ConfigError, OutputError, DataError for a part that cannot be opened, or has no row that can be used.
     """
     tasks = [_Task(part, out / "parts" / f"part-{number:05}.gz") for number, part in enumerate(parts)]
     _refuse_strangers(out, tasks)
-    with JobFolder(out, ".repack", "repack", "parts").claimed(_plan(parts, out), redo, clear=partial(_clear, out)):
+    lists = {part.source.path: part.source for part in parts}
+    ways = {os.path.relpath(path, out): [source.format, source.layout] for path, source in lists.items()}
+    plan = {"filelists": list(ways), "formats and layouts": list(ways.values())}
+    with JobFolder(out, ".repack", "repack", "parts").claimed(plan, redo, clear=partial(_clear, out)):
         return _repack(tasks, out, num_workers)
 
 
 def _clear(out: Path) -> None:
     for path in (out / "manifest.json", *out.glob("*.filelist"), *out.glob("*.filelist.list")):
         path.unlink(missing_ok=True)
-
-
-def _plan(parts: list[PartName], out: Path) -> dict:
-    """The filelists, relative to `out`, and the ways to read them: what the command was asked for."""
-    lists = {part.source.path: part.source for part in parts}
-    ways = {os.path.relpath(path, out): [source.format, source.layout] for path, source in lists.items()}
-    return {"filelists": list(ways), "formats and layouts": list(ways.values())}
 
 
 def _repack(tasks: list[_Task], out: Path, num_workers: int) -> dict:

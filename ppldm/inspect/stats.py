@@ -80,7 +80,7 @@ def stats(
         title = f"{report['rows']} rows in {len(parts)} part(s)"
         draw_histograms(out, found.counts, MEASURES | TOKENS, found.skipped, title)
     if html:
-        from .page.copies import read_labels
+        from .page.facts import read_labels
         from .page.page import write_page
 
         found.facts.pictures = read_labels(labels, indexed.num_rows) if labels else {}

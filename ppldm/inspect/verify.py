@@ -1,4 +1,4 @@
-"""`ppldm verify`: read and decode every row, as training will, and account for each."""
+"""`ppldm verify`: read and decode every row, as training will, and account for each; `ppldm index`: build indexes."""
 
 from collections import Counter
 from contextlib import closing
@@ -113,3 +113,26 @@ def describe(report: dict) -> str:
         lines.append(f"  {reason}: {count}, for example {report['examples'][reason][0]}")
     lines += describe_not_rows(report["not_rows"]) + describe_other_text(report) + describe_survey(report)
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))
+
+
+def index(
+    filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
+    layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
+    num_workers: int = 0,  # processes; 0 means one per core
+    json: bool = False,  # print {parts, rows, bad_parts: {path: error}} as JSON
+):
+    """Index the parts that filelists name, so that training, with --where too, starts at once.
+
+    Indexes lie beside the parts, or in PPLDM_CACHE_DIR (~/.cache/ppldm) where these folders cannot be written. Parts
+    are read where they lie: copies of parts that earlier versions made in that folder (*.gz, *.rows) can be deleted.
+    """
+    parts = list_parts(filelists, layout, must_exist=False)
+    indexed = index_parts(parts, check_workers(num_workers), with_columns=True)
+    report = {"parts": len(parts), "rows": indexed.num_rows, "bad_parts": indexed.bad_parts()}
+    print_report(report, describe_index, json)
+    if indexed.bad:
+        raise DataError(f"{len(indexed.bad)} of {len(parts)} parts cannot be opened; see above")
+
+
+def describe_index(report: dict) -> str:
+    return "\n".join([f"{report['rows']} rows in {report['parts']} part(s)", *describe_bad_parts(report["bad_parts"])])

@@ -87,7 +87,10 @@ def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: 
     from ..data.text.tokenizer import MOST_WORDS, CaptionTokenizer
     from ..data.text.vocabulary import learn_vocabulary
 
-    counts, rows = count_caption_words(indexed, rule, settings["max_rows"], num_workers)
+    counts, rows = Counter(), 0
+    for span, own in over_rows(partial(count_span, rule=rule), indexed, num_workers, "captions", settings["max_rows"]):
+        counts.update(own)
+        rows += span.stop - span.start
     if not counts:
         raise DataError("no caption of these filelists holds a word; check the files with `ppldm head`")
     learned = learn_vocabulary(counts, settings["size"], settings["language"])
@@ -119,15 +122,6 @@ def _occupied(out: str) -> OutputError:
         f"{out} holds a vocabulary made from other data or settings; name another folder, or add --overwrite to "
         "replace it"
     )
-
-
-def count_caption_words(indexed: Indexed, rule: CaptionRule, max_rows: int, num_workers: int) -> tuple[Counter, int]:
-    """(how often each word comes in the captions, rows read)."""
-    counts, rows = Counter(), 0
-    for span, own in over_rows(partial(count_span, rule=rule), indexed, num_workers, "captions", max_rows):
-        counts.update(own)
-        rows += span.stop - span.start
-    return counts, rows
 
 
 def count_span(span: Span, rule: CaptionRule) -> Counter:

@@ -1,9 +1,8 @@
-"""Law: a caption is what the rule in `ppldm.demo.captions` says, and always reads as plain words."""
+"""Law: a caption is what the rule in `ppldm.demo.openmoji.make_caption` says, and always reads as plain words."""
 
 import pytest
 
-from ppldm.demo.captions import LANGUAGES, make_caption
-from ppldm.demo.openmoji import read_catalog
+from ppldm.demo.openmoji import LANGUAGES, make_caption, read_catalog
 
 
 @pytest.mark.parametrize(

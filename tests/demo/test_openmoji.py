@@ -10,8 +10,7 @@ from ppldm.data.filelist import read_filelist, read_filelist_list
 from ppldm.data.formats.part import Part
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.demo import openmoji
-from ppldm.demo.openmoji import demo_data, read_catalog, render
-from ppldm.demo.subsets import QUICKSTART
+from ppldm.demo.openmoji import QUICKSTART, demo_data, read_catalog, render
 from ppldm.utils.errors import ConfigError, EnvironmentProblem, OutputError
 
 

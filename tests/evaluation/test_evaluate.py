@@ -194,7 +194,7 @@ IMPORTS = """
 import contextlib, io
 from ppldm.utils.machine.cpu import load_paddle
 load_paddle()
-import ppldm.evaluation.job, ppldm.inference.pipeline, ppldm.evaluation.features.pixels
+import ppldm.evaluation.job, ppldm.inference.pipeline, ppldm.evaluation.features.base
 from ppldm.cli.main import run
 def go(line):
     with contextlib.redirect_stdout(io.StringIO()):

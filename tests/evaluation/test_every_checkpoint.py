@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ppldm.diffusion.drawing import Drawing
 from ppldm.evaluation import every_checkpoint
 from ppldm.evaluation.job import Job
 from ppldm.evaluation.measure import Networks, choose_metrics
+from ppldm.inference.pictures.plan import SCALE, Plan
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.start import has_finished, read_start
@@ -25,10 +27,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def make_job(tiny, **changes):
     wanted, left_out = choose_metrics(["frechet"], {})
-    samples = {"guidance_scales": (1.0,), "drawing": Drawing(1, 1.0, "ddim"), "seed": 1, "resolution": None,
-               "exact": False, "batch_size": 4, **changes}  # fmt: skip
+    drawn = Plan([], 0, {SCALE: [1.0]}, Drawing(1, 1.0, "ddim"), seed=1, height=None, width=None, exact=False)
     return Job(tiny.file_list, 8, wanted, left_out, lambda cache: Networks({}, {}, None, True, cache), None, 4, "",
-               samples, {}, False)  # fmt: skip
+               replace(drawn, **changes), 4, {}, False)  # fmt: skip
 
 
 def train(tiny, folder, **changes):

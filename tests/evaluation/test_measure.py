@@ -15,7 +15,7 @@ from ppldm.demo.shapes_world.grammar import draw_scene
 from ppldm.evaluation import measure
 from ppldm.evaluation.features.base import load_features
 from ppldm.evaluation.measure import KNOWN, Networks, check, choose_metrics
-from ppldm.evaluation.metrics.frechet import frechet_distance
+from ppldm.evaluation.metrics.distributions import frechet_distance
 from ppldm.evaluation.pictures import open_pictures
 from ppldm.evaluation.result import begin_result
 from ppldm.utils.errors import DataError

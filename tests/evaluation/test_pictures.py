@@ -33,7 +33,7 @@ def test_a_folder_is_its_pictures_in_the_order_of_their_names(tmp_path):
     assert len(found) == 5 and found.ids == [f"{n:02d}.png" for n in range(5)]
     assert all((one == other).all() for one, other in zip(found, pictures, strict=True))
     assert found.captions == [None, None, None, "a red heart", None]
-    facts = {"count": 5, "size": "8x8", "resize": None, "enlarged": 0, "formats": {"PNG": 5}, "skipped": {}}
+    facts = {"count": 5, "size": "8x8", "resize": None, "enlarged": 0, "formats": "PNG", "skipped": {}}
     assert found.facts == facts
 
 

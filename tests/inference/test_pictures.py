@@ -15,7 +15,7 @@ import ppldm
 from ppldm.cli.main import run
 from ppldm.diffusion.drawing import Drawing
 from ppldm.inference.pictures.draw import infotext
-from ppldm.inference.pictures.model_hash import model_sha256
+from ppldm.inference.pictures.source import model_sha256
 from ppldm.utils import checksums
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.grid import labelled_grid

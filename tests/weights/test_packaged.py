@@ -5,8 +5,7 @@ import paddle
 import pytest
 
 from ppldm.config.network_files import CONFIG_DIR
-from ppldm.demo.openmoji import read_catalog, render
-from ppldm.demo.subsets import QUICKSTART
+from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
 from ppldm.networks.autoencoder import psnr, reconstruct
 from ppldm.utils.files import read_json
 from ppldm.weights.configs import read_folder_config
@@ -39,7 +38,9 @@ def test_it_is_stored_in_half_and_computes_in_float32():
 def test_it_gives_small_pictures_back(kind, least):
     """Drawings of the quickstart; a light that falls off, as photographs have it, which it has never seen."""
     if kind == "drawings":
-        pictures = [np.asarray(render(one.svg.read_text(), 48)) for one in read_catalog("en").choose(QUICKSTART)[::8]]
+        pictures = [
+            np.asarray(render(one.svg.read_text(), 48)) for one in read_catalog("en").find(QUICKSTART.drawn)[::8]
+        ]
     else:
         x, y = np.meshgrid(*[np.linspace(0, 1, 48)] * 2)
         tops = np.random.default_rng(0).uniform(80, 255, (8, 3))

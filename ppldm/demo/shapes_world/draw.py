@@ -7,7 +7,7 @@ samples a pixel.
 
 import numpy as np
 
-from .grammar import COLOURS, POSITIONS, RELATIONS, SIZES, Group, Scene, lies
+from .grammar import COLOURS, POSITIONS, RELATIONS, SIZES, Scene, lies
 
 # By the picture's side: extents of objects, and the room that each keeps to others and to the border.
 EXTENTS = {"small": (0.28, 0.31), "large": (0.39, 0.42)}
@@ -49,7 +49,8 @@ def place_objects(scene: Scene, rng: np.random.Generator) -> tuple[np.ndarray, n
     """(extents [N], centres [N, 2] as (x, y)) of a scene's objects, by the picture's side: the first of random places
     that keep GAP, BORDER, and position and relation with MARGIN."""
     objects = scene.objects
-    low, high = np.array([EXTENTS[_choose_size(group, rng)] for group in objects]).T
+    # Objects of a group without a size choose each for itself.
+    low, high = np.array([EXTENTS[group.size or SIZES[rng.integers(len(SIZES))]] for group in objects]).T
     first = scene.groups[0].count
     while True:
         extents = rng.uniform(low, high, (_CANDIDATES, len(objects)))
@@ -68,8 +69,3 @@ def place_objects(scene: Scene, rng: np.random.Generator) -> tuple[np.ndarray, n
         if fits.any():
             found = int(fits.argmax())
             return extents[found], centres[found]
-
-
-def _choose_size(group: Group, rng: np.random.Generator) -> str:
-    """Objects of a group without a size choose each for itself."""
-    return group.size or SIZES[rng.integers(len(SIZES))]

@@ -163,12 +163,12 @@ def _write_split(out: Path, name: str, world: World, held_out: bool, rows: int, 
 def _make_part(task: _Task) -> dict:
     settings = {**asdict(task.world), "held_out": task.held_out, "start": task.start, "stop": task.stop}
     key = make_key(settings, [], task.record_path)
-    return finish(task.record_path, key, partial(_is_whole, task), partial(_write_part, task))[0]
 
+    def write() -> dict:
+        info = write_part(task.path, task.rows())
+        return {"rows": info.rows, "bytes": info.bytes, "crc32": info.crc32}
 
-def _write_part(task: _Task) -> dict:
-    info = write_part(task.path, task.rows())
-    return {"rows": info.rows, "bytes": info.bytes, "crc32": info.crc32}
+    return finish(task.record_path, key, partial(_is_whole, task), write)[0]
 
 
 def _is_whole(task: _Task, record: dict) -> bool:

@@ -2,7 +2,7 @@
 
 What the networks compute on a device is held beside the same on the CPU, forward and backward. Small networks of every
 kind that a family is made of run once on the CPU, and each of their layers, by class, shape of its input and settings,
-is kept with what it was given. Each of these, some operations that are no layers, and the networks themselves are then
+is kept with what it was given. Each of these, some operations that are not layers, and the networks themselves are then
 computed on both, from the same weights, inputs and cotangent. A difference is relative to the largest value of the
 CPU's: of the output, or of any gradient.
 
@@ -80,7 +80,8 @@ def try_resume(device: str) -> dict:
         _train(flags, folder / "whole")
         shutil.copytree(folder / "whole" / checkpoint_name(MIDDLE), folder / "again" / checkpoint_name(MIDDLE))
         _train(flags, folder / "again")
-        losses = [_losses(folder / run) for run in ("whole", "again")]
+        metrics = [read_metrics(folder / run / "metrics.jsonl") for run in ("whole", "again")]
+        losses = [[record["loss"] for record in own if record["global_step"] > MIDDLE] for own in metrics]
         weights = [_weights(folder / run) for run in ("whole", "again")]
     equal = losses[0] == losses[1] and len(losses[0]) == STEPS - MIDDLE and weights[0].keys() == weights[1].keys()
     different = [name for name in weights[0] if equal and not np.array_equal(weights[0][name], weights[1][name])]
@@ -94,10 +95,6 @@ def _train(flags: tuple[str, ...], output: Path) -> None:
         raise TrainingError(f"the short training failed: {done.stderr.strip().splitlines()[-1]}")
 
 
-def _losses(run: Path) -> list[float]:
-    return [record["loss"] for record in read_metrics(run / "metrics.jsonl") if record["global_step"] > MIDDLE]
-
-
 def _weights(run: Path) -> dict[str, np.ndarray]:
     state = paddle.load(str(run / checkpoint_name(STEPS) / "model_state.pdparams"), return_numpy=True)
     return {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
@@ -106,7 +103,7 @@ def _weights(run: Path) -> dict[str, np.ndarray]:
 @dataclass(frozen=True)
 class Operation:
     """Something to compute. network: where it was found; what: in words; layer: with its weights, None without any;
-    run(layer, *tensors): gives a tensor; inputs: arrays, of which those of floats get gradients."""
+    run(layer, *tensors): gives a tensor; inputs: arrays; those of floats get gradients."""
 
     network: str
     what: str
@@ -169,7 +166,7 @@ def list_layers(network: Operation) -> Iterator[Operation]:
 
 
 def list_functions() -> list[Operation]:
-    """What networks and losses use that is no layer."""
+    """What networks and losses use besides layers."""
     rng = np.random.default_rng(SEED + 1)
     picture = rng.standard_normal((2, 8, 6, 6), dtype=np.float32)
     tokens, queries, keys = (rng.standard_normal((2, 4, 9, 16), dtype=np.float32) for _ in range(3))
@@ -189,12 +186,6 @@ def list_functions() -> list[Operation]:
     }
     return [Operation("functions", what, None, lambda _net, *given, run=run: run(*given), inputs)
             for what, (run, inputs) in functions.items()]  # fmt: skip
-
-
-def list_operations() -> list[Operation]:
-    """All that is compared."""
-    networks = list_networks()
-    return [*list_functions(), *(layer for network in networks for layer in list_layers(network)), *networks]
 
 
 def compute(operation: Operation, device: str, half: str | None = None) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -274,9 +265,9 @@ def make_report(device: str, resume: bool) -> dict:
     devices.use_device(device)
     devices.set_exactness(fewer_bits=False, search_kernels=False)
     found = devices.current_device()
-    operations = []
-    for operation in progress(list_operations(), desc="operations", unit="operation"):
-        operations.append(compare(operation, found.name))
+    networks = list_networks()
+    compared = [*list_functions(), *(layer for network in networks for layer in list_layers(network)), *networks]
+    operations = [compare(one, found.name) for one in progress(compared, desc="operations", unit="operation")]
     halves = {"bfloat16": found.bfloat16, "float16": found.float16}
     drifts = {half: [drift(one, found.name, half) for one in list_networks()] if has else None
               for half, has in halves.items()}  # fmt: skip

@@ -22,6 +22,7 @@ from ...weights.fetch import RANDOM, PublishedFile, find_weights
 from .resize import Convention, find_convention
 
 BATCH_SIZE = 32
+PIXELS_SIDE = 8
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ NETWORKS = {
     ),
     "clip": Network("--clip DIR", "openai/clip-vit-base-patch32", ("clip",)),
     "dinov2": Network("--dinov2 FILE", "dinov2_vitl14", ("dinov2",), _DINOV2),
+    # A picture's own colours, averaged to 8 x 8 pixels: 192 numbers. Distances on them see colours, brightness
+    # and rough layout only, and compare with no published number; but they need no weights.
     "pixels": Network(None, "", ("pixels",)),
     "lpips": Network("--lpips FILE", "", ("whole",), of_pairs=True, random=True),
 }
@@ -126,7 +129,7 @@ def load_features(
 ) -> FeatureNetwork:
     """The network of this name, one of NETWORKS, with the weights at `path`, in float32 and for inference.
 
-    `path`: or a name, of which the weights are fetched once, unless `offline`. `convention`: a name of `resize`; the
+    `path`: or a name, whose weights are fetched once, unless `offline`. `convention`: a name of `resize`; the
     network's own by default. `device`: as --device; by default that in use.
     Raises ConfigError for a name or convention that is not known and for weights that are not given, ModelError for
     weights that are missing, damaged or of another network.
@@ -140,8 +143,9 @@ def load_features(
             f"{name} features cannot be computed under the convention {convention}; "
             f"choose {' or '.join(network.conventions)}"
         )
-    if network.flag is None:
-        return import_module(f".{name}", __package__).load(chosen)
+    if name == "pixels":
+        dim = 3 * PIXELS_SIDE**2
+        return FeatureNetwork(name, dim, "", chosen, PIXELS_SIDE, lambda batch: batch.reshape(len(batch), dim))
     if path is None:
         raise ConfigError(f"{name} features need {network.flag}, {network.given_by}")
     use_device(device)

@@ -42,22 +42,6 @@ def find_convention(name: str) -> Convention:
     return CONVENTIONS[own]
 
 
-def _clean(picture: np.ndarray, side: int) -> np.ndarray:
-    return (_resize_channels(picture, side, Resampling.BICUBIC).clip(0, 255) - 128) / 128
-
-
-def _legacy_pytorch(picture: np.ndarray, side: int) -> np.ndarray:
-    return 2 * (_bilinear(picture, side, 0.5) / 255) - 1
-
-
-def _legacy_tensorflow(picture: np.ndarray, side: int) -> np.ndarray:
-    return (_bilinear(picture, side, 0.0) - 128) / 128
-
-
-def _pixels(picture: np.ndarray, side: int) -> np.ndarray:
-    return _resize_channels(picture, side, Resampling.BOX) / 255
-
-
 def _resize_channels(picture: np.ndarray, side: int, resample: Resampling) -> np.ndarray:
     """[3, side, side], Pillow's filter on float32: nothing is rounded to 8 bits."""
     channels = (Image.fromarray(channel) for channel in picture.transpose(2, 0, 1).astype(np.float32))
@@ -97,10 +81,6 @@ def _resize_and_crop(picture: np.ndarray, side: int, margin: float, mean: tuple,
     return (crop - np.array(mean, np.float32)[:, None, None]) / np.array(std, np.float32)[:, None, None]
 
 
-def _whole(picture: np.ndarray, side: int) -> np.ndarray:
-    return picture.transpose(2, 0, 1).astype(np.float32) / np.float32(127.5) - 1
-
-
 _OPENAI = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _MARGIN = 256 / 224  # of DINOv2's crop
@@ -111,17 +91,17 @@ CONVENTIONS = {
         Convention(
             "clean",
             "Pillow's bicubic on float32 channels to {side} x {side}, not rounded; -1 .. 1 by (x - 128) / 128",
-            _clean,
+            lambda picture, side: (_resize_channels(picture, side, Resampling.BICUBIC).clip(0, 255) - 128) / 128,
         ),
         Convention(
             "legacy_pytorch",
             "bilinear without a prefilter, half-pixel centres, to {side} x {side}; -1 .. 1 by 2 x / 255 - 1",
-            _legacy_pytorch,
+            lambda picture, side: 2 * (_bilinear(picture, side, 0.5) / 255) - 1,
         ),
         Convention(
             "legacy_tensorflow",
             "bilinear without a prefilter, TensorFlow 1's pixel corners: {side} x {side}; -1 .. 1 by (x - 128) / 128",
-            _legacy_tensorflow,
+            lambda picture, side: (_bilinear(picture, side, 0.0) - 128) / 128,
         ),
         Convention(
             "clip",
@@ -133,8 +113,16 @@ CONVENTIONS = {
             "Pillow's bicubic in 8 bits, the shorter side to 8/7 of {side}, centre crop; ImageNet's mean and deviation",
             partial(_resize_and_crop, margin=_MARGIN, **_IMAGENET),
         ),
-        Convention("whole", "as it is; -1 .. 1 by x / 127.5 - 1", _whole),
-        Convention("pixels", "means of {side} x {side} areas; 0 .. 1", _pixels),
+        Convention(
+            "whole",
+            "as it is; -1 .. 1 by x / 127.5 - 1",
+            lambda picture, _: picture.transpose(2, 0, 1).astype(np.float32) / np.float32(127.5) - 1,
+        ),
+        Convention(
+            "pixels",
+            "means of {side} x {side} areas; 0 .. 1",
+            lambda picture, side: _resize_channels(picture, side, Resampling.BOX) / 255,
+        ),
     )
 }
 _ALIASES = {"clean-fid": "clean", "legacy": "legacy_pytorch"}

@@ -3,16 +3,21 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 
 from .bootstrap import LEVEL, TRIALS, Measured
-from .frechet import frechet_distance
-from .kernels import clip_mmd, kernel_distance
-from .manifold import coverage, density, precision, recall
-from .pairs import clip_score, diversity, lpips, nearest_training, psnr, ssim
-from .pyramid import pyramid_distance
-from .sliced import sliced_wasserstein
-
-__all__ = ["METRICS", "Measured", "Metric"]
+from .distributions import clip_mmd, frechet_distance, kernel_distance
+from .neighbours import (
+    count_coverage,
+    count_density,
+    count_precision,
+    count_recall,
+    diversity,
+    measure_manifold,
+    nearest_training,
+)
+from .pairs import clip_score, lpips, psnr, ssim
+from .sliced import pyramid_distance, sliced_wasserstein
 
 
 @dataclass(frozen=True)
@@ -41,14 +46,18 @@ class Metric:
 def _metric(name: str, inputs: str, features: str | None, better: str, compute, least: int = 2, **settings) -> Metric:
     interval = {"interval": f"BCa bootstrap of first-order terms, {LEVEL:.0%}", "trials": TRIALS}
     higher = {"higher": True, "lower": False, "neither": None}[better]
-    chosen = partial(compute, k=settings["k"]) if "k" in settings else compute
-    return Metric(name, inputs, features, higher, chosen, {**settings, **interval}, least)
+    return Metric(name, inputs, features, higher, compute, {**settings, **interval}, least)
+
+
+def _manifold(name: str, count: Callable, k: int, most: float = 1) -> Metric:
+    compute = partial(measure_manifold, count, k=k, bounds=(0, most))
+    settings = {"k": k, "interval_subsets": 64, "interval_subset_share": 0.25}
+    return _metric(name, "features", "inception", "higher", compute, least=k + 2, **settings)
 
 
 _FRECHET = {"estimator": "squared Fréchet distance of Gaussians, float64, covariances by n - 1"}
 _KID = {"estimator": "MMD², unbiased, (xy / D + 1)³", "subsets": 100, "subset_size": 1000, "subset_seed": 2020}
 _CMMD = {"estimator": "MMD², biased, Gaussian", "sigma": 10, "scale": 1000}
-_MANIFOLD = {"interval_subsets": 64, "interval_subset_share": 0.25}
 _DIRECTIONS = {"estimator": "mean W1 over directions", "directions": 512}
 _PYRAMID = {"patches": 128, "patch": 7, "smallest_level": 16, "most_pictures": 16_384, "scale": 1000}
 _SSIM = {"window": "Gaussian 11 x 11, sigma 1.5", "k1": 0.01, "k2": 0.03, "range": 255, "channels": "RGB, mean"}
@@ -61,10 +70,10 @@ METRICS = {
         _metric("frechet", "features", "pixels", "lower", frechet_distance, **_FRECHET),
         _metric("kid", "features", "inception", "lower", kernel_distance, **_KID),
         _metric("cmmd", "features", "clip", "lower", clip_mmd, **_CMMD),
-        _metric("precision", "features", "inception", "higher", precision, least=5, k=3, **_MANIFOLD),
-        _metric("recall", "features", "inception", "higher", recall, least=5, k=3, **_MANIFOLD),
-        _metric("density", "features", "inception", "higher", density, least=7, k=5, **_MANIFOLD),
-        _metric("coverage", "features", "inception", "higher", coverage, least=7, k=5, **_MANIFOLD),
+        _manifold("precision", count_precision, k=3),
+        _manifold("recall", count_recall, k=3),
+        _manifold("density", count_density, k=5, most=inf),
+        _manifold("coverage", count_coverage, k=5),
         _metric("clip_score", "texts", "clip", "higher", clip_score, estimator="mean of 100 max(cos, 0)"),
         _metric("sliced_wasserstein", "features", "pixels", "lower", sliced_wasserstein, **_DIRECTIONS),
         _metric("swd", "pictures", None, "lower", pyramid_distance, **_DIRECTIONS, **_PYRAMID),

@@ -65,7 +65,7 @@ def measure(
 
 
 def measure_difference(value: float, *differences: np.ndarray, seed: int) -> Measured:
-    """The difference of two values, of which the pictures go together, with its interval. differences: of their terms.
+    """The difference of two values whose pictures go together, with its interval. differences: of their terms.
 
     Of two shares, where each is 1, 0 or -1, it is the interval of Agresti and Min (2005, doi:10.1002/sim.1781): half a
     pair more of each of the four kinds, since a bootstrap of a few unlike pairs is too sure of them.

@@ -1,17 +1,14 @@
-"""Means over pictures or pairs of them: CLIP score, diversity, distance to the training rows; and PSNR, SSIM and LPIPS
-of pictures with what an autoencoder makes of them."""
+"""Means over pairs: CLIP score, of a picture and its text; PSNR, SSIM and LPIPS, of a picture and what an autoencoder
+makes of it."""
 
 from collections.abc import Sequence
 
 import numpy as np
 from scipy.ndimage import correlate1d
-from scipy.stats import mannwhitneyu
 
 from .bootstrap import Measured, measure
-from .distances import nearest, squared_distances
 
 MOST_DB = 100.0
-CLOSEST = 10
 _SIGMA, _RADIUS, _K1, _K2, _RANGE = 1.5, 5, 0.01, 0.03, 255.0
 _WINDOW = np.exp(-np.square(np.arange(-_RADIUS, _RADIUS + 1) / _SIGMA) / 2)
 _WINDOW /= _WINDOW.sum()
@@ -67,39 +64,3 @@ def clip_score(pictures: np.ndarray, texts: np.ndarray, *, seed: int, logit_scal
     details = {"cosine": float(cosines.mean()), "logit_scale": float(logit_scale)}
     details["logit_scale_cosine"] = details["logit_scale"] * details["cosine"]
     return measure(scores.mean(), scores, seed=seed, details=details, bounds=(0, 100))
-
-
-def diversity(generated: np.ndarray, *, seed: int) -> Measured:
-    """The mean Euclidean distance of two generated pictures: 0 where all are one. Terms: twice a row's mean."""
-    means = np.empty(len(generated))
-    for block, found in squared_distances(generated, generated):
-        found[np.arange(len(found)), np.arange(block.start, block.stop)] = 0
-        means[block] = np.sqrt(found).sum(axis=1) / (len(generated) - 1)
-    return measure(means.mean(), 2 * means, seed=seed, bounds=(0, np.inf))
-
-
-def nearest_training(generated: np.ndarray, training: np.ndarray, *, seed: int) -> Measured:
-    """Does a model copy? The mean distance of a generated picture to the nearest training row, by the same mean of
-    training rows to the nearest other one: that is what a new row of the same kind would have. About 1 of a model that
-    does not copy, towards 0 of one that does. The interval is of other generated pictures: the training rows, and those
-    of them that the distances of training rows are taken of, are given.
-
-    details: `distance` in the unit of the features; `p_copied`, of a Mann-Whitney test (as Meehan et al. 2020,
-    arXiv:2004.05675) that generated pictures are no nearer than training rows are; `closest`, [number of the picture,
-    number of the training row, distance] of the ten nearest.
-    """
-    rows, _squares = nearest(generated, training, 1)
-    own = np.linspace(0, len(training) - 1, min(len(generated), len(training))).round().astype(int)
-    _, expected = nearest(training[own], training, 1, own=own)
-    # Rounding of |x|² + |y|² - 2xy would hide an exact copy.
-    distances = np.linalg.norm(generated.astype(np.float64) - training[rows[:, 0]], axis=1)
-    expected = np.sqrt(expected[:, 0])
-    scale = max(expected.mean(), 1e-12)
-    ratio = distances.mean() / scale
-    order = np.argsort(distances, kind="stable")[:CLOSEST]
-    details = {
-        "distance": float(distances.mean()),
-        "p_copied": float(mannwhitneyu(distances, expected, alternative="less").pvalue),
-        "closest": [[int(number), int(rows[number, 0]), float(distances[number])] for number in order],
-    }
-    return measure(ratio, distances / scale, seed=seed, details=details, bounds=(0, np.inf))

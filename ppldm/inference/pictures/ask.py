@@ -4,7 +4,7 @@ until `--like PICTURE` has said what that picture was drawn with."""
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,14 +16,9 @@ from ..prompt_weights import check_syntax
 from ..prompt_wildcards import Wildcards
 from ..prompts import MOST_SAMPLES, Request, check_prompt, read_requests
 from .like import like
-from .plan import AXES, SCALE, Plan
+from .plan import AXES, SCALE, Plan, axis_of, flag_of
 
 DEFAULT_SEED = 23
-# Flags of `Drawing` that are not called as there.
-_NAMES = {"sigmas": "sigma_schedule", "steps": "num_inference_steps"}
-_SETTINGS = {"num_inference_steps": "num_inference_steps", "sampler": "sampler", "guidance_rescale": "guidance_rescale",
-             "eta": "eta", "strength": "strength", "timestep_spacing": "timestep_spacing",
-             "sigmas": "sigma_schedule"}  # fmt: skip
 _DEFAULTS = {"negative_prompt": "", "num_samples": 4, "seed": DEFAULT_SEED, "batch_size": 8, "control_scale": 1.0,
              "prompt_syntax": "plain"}  # fmt: skip
 _NUMBERS: Mapping[str, Callable] = {"seed": int, "num_inference_steps": int, SCALE: float, "guidance_rescale": float,
@@ -32,6 +27,7 @@ _NUMBERS: Mapping[str, Callable] = {"seed": int, "num_inference_steps": int, SCA
 
 def plan_of(asked: SimpleNamespace) -> Plan:
     """The plan of the flags of `ppldm generate`, which are completed in `asked`. Raises ConfigError."""
+    asked.sigma_schedule = asked.sigmas
     place, first = like(asked) if asked.like else (None, 0)
     for name, value in _DEFAULTS.items():
         if getattr(asked, name) is None:
@@ -43,18 +39,14 @@ def plan_of(asked: SimpleNamespace) -> Plan:
     if asked.num_samples > MOST_SAMPLES:
         raise ConfigError(f"--num-samples {asked.num_samples} must be from 1 to {MOST_SAMPLES}")
     axes = read_axes(asked)
-    given = {name: getattr(asked, flag) for flag, name in _SETTINGS.items() if getattr(asked, flag) is not None}
+    given = {one.name: getattr(asked, one.name) for one in fields(Drawing) if getattr(asked, one.name) is not None}
     if asked.guidance_scale:
         given[SCALE] = asked.guidance_scale[0]
     check_image(asked, axes)
     given.setdefault("strength", usual_strength(asked.image, asked.mask))
     drawing = Drawing(**given | {name: values[0] for name, values in axes.items() if name != "seed"})
-    wildcards = None
-    if asked.wildcards is not None:
-        wildcards = Wildcards(asked.wildcards)
-        for request in requests:
-            wildcards.check(request.prompt)
-            wildcards.check(request.negative_prompt)
+    texts = (text for request in requests for text in (request.prompt, request.negative_prompt))
+    wildcards = None if asked.wildcards is None else Wildcards(asked.wildcards, texts)
     check_control(asked.control, asked.control_filter, asked.control_scale)
     plan = Plan(
         requests,
@@ -72,12 +64,12 @@ def plan_of(asked: SimpleNamespace) -> Plan:
         labelled=bool(asked.grid),
     )
     for values in {job[0] for job in plan.jobs()}:
-        check_settings(plan.drawing_at(values), [], plan.seed_of(values, 0))
+        check_settings(plan.drawing_at(values), plan.seed_of(values, 0))
     return plan
 
 
 def read_axes(asked) -> dict[str, list]:
-    """The settings of which pictures of each value are wanted: those of `--grid`, or else the guidance scale. Raises
+    """The settings that are compared, with their values: those of `--grid`, or else the guidance scale. Raises
     ConfigError."""
     scales = None if asked.guidance_scale is None else list(dict.fromkeys(asked.guidance_scale))
     if not asked.grid:
@@ -85,16 +77,15 @@ def read_axes(asked) -> dict[str, list]:
     axes = {}
     for word in asked.grid:
         flag, equals, texts = word.partition("=")
-        name = _NAMES.get(flag.replace("-", "_"), flag.replace("-", "_"))
+        name = axis_of(word)
         if name not in AXES:
             raise ConfigError(f"--grid {word}: no setting {flag}; {did_you_mean(name, AXES)}")
         if not equals or not texts:
             raise ConfigError(f"--grid {word} names no values; write {name}={_example(name)}")
         if name in axes:
             raise ConfigError(f"--grid names {name} twice; give all its values at once, as {name}={_example(name)}")
-        given = next((one for one, own in {**_SETTINGS, SCALE: SCALE}.items() if own == name), None)
-        if given and getattr(asked, given) is not None:
-            raise ConfigError(f"--grid {word} says all that --{given.replace('_', '-')} does; omit one of them")
+        if name != "seed" and getattr(asked, name) is not None:
+            raise ConfigError(f"--grid {word} says all that {flag_of(name)} does; omit one of them")
         axes[name] = list(dict.fromkeys(_value(word, name, text) for text in texts.split(",")))
     if len(axes) > 2:
         raise ConfigError(f"--grid has rows and columns, and {len(axes)} settings are named; name two")
@@ -121,10 +112,9 @@ def _example(name: str) -> str:
     return known.get(name, "0,0.5")
 
 
-def check_settings(drawing: Drawing, scales: list[float], seed: int) -> None:
+def check_settings(drawing: Drawing, seed: int) -> None:
     """Raises ConfigError for what no model can be drawn with."""
-    for one in (drawing, *(replace(drawing, guidance_scale=scale) for scale in scales)):
-        one.check()
+    drawing.check()
     if not -1 <= seed <= MAX_SEED:
         raise ConfigError(f"--seed {seed} must be from 0 to {MAX_SEED}, or -1 to have one chosen")
 

@@ -1,4 +1,5 @@
-"""A plan is drawn: what is not there yet, in batches over prompts, shared out over processes.
+"""A plan is drawn: what is not there yet, in batches over prompts, shared out over processes; then what is written
+beside pictures: pictures.jsonl, and sheets of them with their prompts or settings.
 
 AUTOMATIC1111's stable-diffusion-webui, and all that reads its PNG files, find in ours the text `parameters`. It has
 three parts, each from a new line: the prompt; `Negative prompt: …`, where there is one; and fields `Name: value` with
@@ -8,17 +9,18 @@ commas between them. A value with a comma, a colon or a line break stands in quo
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
 
+import numpy as np
+
 from ...utils.errors import ConfigError
-from ...utils.files import local_path
+from ...utils.files import local_path, make_output_dir, write_text
 from ...utils.text import count_of
 from ..prompt_weights import batches_alike, chunks_of
-from .plan import SCALE, Job, Plan
+from .plan import SCALE, Job, Plan, short
 
 INFOTEXT_CHUNK = "parameters"  # the keyword of the PNG file's text
 _HASH_DIGITS = 10  # of the SHA-256 of a model's file, that are shown
@@ -40,6 +42,7 @@ FOLDER = "drawn"  # where pictures go if no folder is named
 SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
 SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
 _SHOWN_LETTERS = 60
+GRID_PROMPTS = 64  # at most, in a sheet of prompts, or of as many sheets
 
 
 def infotext(record: Mapping, model: str, sha256: str) -> str:
@@ -62,23 +65,23 @@ def infotext(record: Mapping, model: str, sha256: str) -> str:
     lines = [record["prompt"]]
     if record["negative_prompt"]:
         lines.append(f"Negative prompt: {record['negative_prompt']}")
-    lines.append(
-        ", ".join(f"{name}: {_quoted(str(value))}" for name, value in fields.items() if value not in (None, ""))
-    )
-    return "\n".join(lines)
+    said = {name: str(value) for name, value in fields.items() if value not in (None, "")}
+    quoted = {
+        name: json.dumps(value, ensure_ascii=False) if any(mark in value for mark in ',:\n"') else value
+        for name, value in said.items()
+    }
+    return "\n".join([*lines, ", ".join(f"{name}: {value}" for name, value in quoted.items())])
 
 
-def _quoted(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False) if any(mark in value for mark in ',:\n"') else value
-
-
-def read_settings(path: Path) -> dict | None:
-    """What a picture's file says of how it was drawn; None where it is not there, or is not a whole picture of ours."""
+def read_settings(path: Path, whole: bool = True) -> dict | None:
+    """What a picture's file says of how it was drawn; None where it is not there, or is not a picture of ours, of
+    which, unless `whole`, only the head is looked at."""
     from PIL import Image
 
     try:
         with Image.open(path) as picture:
-            picture.load()
+            if whole:
+                picture.load()
             return settings_of(picture)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
@@ -128,7 +131,6 @@ def _find_other(plan: Plan, out: Path) -> str:
 
 def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> None:
     """Draw this rank's share of the pictures that are not there yet. Raises OutputError, ConfigError."""
-    from ...utils.files import make_output_dir
     from ...utils.log import get_logger, progress
     from ...utils.pictures import save_png
 
@@ -136,22 +138,31 @@ def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> Non
     records = {job: plan.record(pipeline, *job) for job in jobs}
     for folder in {(out / plan.file(*job)).parent for job in plan.jobs()}:
         make_output_dir(folder)
-    todo = {job for job in jobs if _without_source(read_settings(out / plan.file(*job))) != records[job]}
+    there = {job: read_settings(out / plan.file(*job)) or {} for job in jobs}
+    todo = {job for job, said in there.items() if said | {SOURCE: None} != records[job] | {SOURCE: None}}
     if len(todo) < len(jobs):
         get_logger().info("%d of %d pictures are there already", len(jobs) - len(todo), len(jobs))
     # The batches of all pictures and not of those to do: its batch may change the last bit of a picture.
     batches = [one for one in batches_of(plan, records, batch_size) if not todo.isdisjoint(one)]
     total = sum(len(one) * plan.drawing_at(one[0][0]).num_passes() for one in batches)
     with progress(total=total, desc="drawing", unit="step") as bar:
-        for batch in batches:
-            pictures = draw_batch(pipeline, plan, [records[job] for job in batch], batch[0][0], partial(_advance, bar))
-            for place, (job, picture) in enumerate(zip(batch, pictures, strict=True)):
-                if job in todo:
-                    where = {**plan.source, "batch": list(plan.place or (len(batch), place))}
-                    save_png(out / plan.file(*job), picture, texts_of(records[job], where))
+        for job, picture, texts in draw_batches(pipeline, plan, records, batches, lambda count, *_: bar.update(count)):
+            if job in todo:
+                save_png(out / plan.file(*job), picture, texts)
 
 
-def draw_batch(pipeline, plan: Plan, records: list[dict], values: tuple, on_step=None):
+def draw_batches(
+    pipeline, plan: Plan, records: dict[Job, dict], batches: Iterable[list[Job]], on_step: Callable
+) -> Iterator[tuple[Job, np.ndarray, dict[str, str]]]:
+    """Each picture of batches, uint8 [H, W, 3], with its job before it and behind it what its file says in words."""
+    for batch in batches:
+        pictures = _draw_batch(pipeline, plan, [records[job] for job in batch], batch[0][0], on_step)
+        for place, (job, picture) in enumerate(zip(batch, pictures, strict=True)):
+            source = {**plan.source, "batch": list(plan.place or (len(batch), place))}
+            yield job, picture, texts_of(records[job], source)
+
+
+def _draw_batch(pipeline, plan: Plan, records: list[dict], values: tuple, on_step: Callable | None = None):
     """Pictures [B, H, W, 3] uint8 of records that share their values on the plan's axes, but for the seed."""
     size, place = plan.place or (len(records), slice(None))
     drawn = records * (size if plan.place else 1)
@@ -182,44 +193,24 @@ def batches_of(plan: Plan, records: dict[Job, dict], batch_size: int) -> Iterato
     return batches_alike(records, alike, 1 if plan.place else batch_size)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a plan would cost by its first batch."""
-
-    pictures: int
-    batches: int
-    seconds: float
-    first_seconds: float
-
-    def __str__(self) -> str:
-        return (
-            f"{count_of(self.pictures, 'picture')}, {self.batches:,} batch{'' if self.batches == 1 else 'es'}: about "
-            f"{self.seconds:,.0f} s on this machine, by a first batch of {self.first_seconds:.1f} s; nothing is written"
-        )
-
-
-def estimate(pipeline, plan: Plan, batch_size: int) -> Estimate:
-    """How long all pictures of a plan take on this machine, from its first batch, which is drawn and thrown away: that
-    many seconds for each step of each picture, of which an unguided one has half the work."""
+def estimate(pipeline, plan: Plan, batch_size: int) -> str:
+    """How long all pictures of a plan take on this machine, in words, from its first batch, which is drawn and thrown
+    away: that many seconds for each step of each picture; an unguided one has half the work."""
     records = {job: plan.record(pipeline, *job) for job in plan.jobs()}
     batches = list(batches_of(plan, records, batch_size))
     began = time.perf_counter()
-    draw_batch(pipeline, plan, [records[job] for job in batches[0]], batches[0][0][0])
-    seconds = time.perf_counter() - began
+    _draw_batch(pipeline, plan, [records[job] for job in batches[0]], batches[0][0][0])
+    first = time.perf_counter() - began
 
     def work(batch: list[Job]) -> float:
         drawing = plan.drawing_at(batch[0][0])
         return len(batch) * drawing.num_passes() * (1 if getattr(drawing, SCALE) == 1 else 2)
 
-    return Estimate(len(records), len(batches), seconds * sum(map(work, batches)) / work(batches[0]), seconds)
-
-
-def _advance(bar, count: int, *_) -> None:
-    bar.update(count)
-
-
-def _without_source(settings: dict | None) -> dict | None:
-    return settings and {name: value for name, value in settings.items() if name != SOURCE}
+    seconds = first * sum(map(work, batches)) / work(batches[0])
+    return (
+        f"{count_of(len(records), 'picture')}, {len(batches):,} batch{'' if len(batches) == 1 else 'es'}: about "
+        f"{seconds:,.0f} s on this machine, by a first batch of {first:.1f} s; nothing is written"
+    )
 
 
 def texts_of(record: dict, source: dict) -> dict[str, str]:
@@ -227,3 +218,54 @@ def texts_of(record: dict, source: dict) -> dict[str, str]:
     own = json.dumps({**record, SOURCE: source}, ensure_ascii=False)
     name, sha256 = Path(str(source.get("model", ""))).name, source.get("sha256", "")
     return {SETTINGS_CHUNK: own, INFOTEXT_CHUNK: infotext(record, name, sha256)}
+
+
+def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
+    """pictures.jsonl, a line for each picture, and sheets of the first prompts: one for each guidance scale, or
+    where they show the axes, one for each prompt."""
+    from ...utils.log import get_logger
+
+    lines = [
+        json.dumps({"file": plan.file(*job), **plan.record(pipeline, *job)}, ensure_ascii=False) for job in plan.jobs()
+    ]
+    write_text(out / "pictures.jsonl", "".join(line + "\n" for line in lines))
+    written = _write_grids(plan, out) if plan.labelled else _write_prompt_sheets(plan, out, columns)
+    known = {out / plan.file(*job) for job in plan.jobs()}
+    folders = {path.parent for path in known}
+    if others := [path for folder in folders for path in folder.glob("*-[0-9][0-9].png") if path not in known]:
+        get_logger().warning("%d pictures of other commands are in %s too, and not in pictures.jsonl", len(others), out)
+    get_logger().info("%s and %s in %s", count_of(len(lines), "picture"), written, out)
+
+
+def _write_prompt_sheets(plan: Plan, out: Path, columns: int) -> str:
+    from ...utils.grid import prompt_grid
+    from ...utils.pictures import save_png
+
+    shown = plan.requests[:GRID_PROMPTS]
+    for values in ((scale,) for scale in plan.axes[SCALE]):
+        rows = [_pictures(plan, out, values, number) for number in range(len(shown))]
+        captions = [f"{r.prompt}  ({r.remark})" if r.remark else r.prompt for r in shown]
+        save_png(out / plan.folder(values) / "grid.png", prompt_grid(captions, rows, columns=columns))
+    return "grid.png"
+
+
+def _write_grids(plan: Plan, out: Path) -> str:
+    from ...utils.grid import labelled_grid
+    from ...utils.pictures import save_png
+
+    (down, rows), (across, columns) = [("", [None])] * (2 - len(plan.axes)) + list(plan.axes.items())
+    names = [f"{down} {short(value)}" if down else "" for value in rows]
+    heads = [f"{across} {short(value)}" for value in columns]
+    for number, request in enumerate(plan.requests[:GRID_PROMPTS]):
+        cells = [
+            [_pictures(plan, out, (row, column)[2 - len(plan.axes) :], number) for column in columns] for row in rows
+        ]
+        save_png(out / f"grid-{plan.number(number)}.png", labelled_grid(request.prompt, names, heads, cells))
+    return "grid-*.png"
+
+
+def _pictures(plan: Plan, out: Path, values: tuple, number: int) -> list[np.ndarray]:
+    from PIL import Image
+
+    jobs: list[Job] = [(values, number, plan.first + index) for index in range(plan.num_samples)]
+    return [np.asarray(Image.open(out / plan.file(*job))) for job in jobs]

@@ -8,27 +8,21 @@ address in it is shown and never asked.
 """
 
 import re
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...utils.errors import ConfigError
 from ...utils.log import get_logger
-from .plan import Plan
+from .plan import AXES, SCALE, Plan, axis_of, flag_of
 
 _SIDES = ("size", "resolution", "height", "width")
-# The record's name of what a flag says, where that differs.
-_NAMES = {"sigmas": "sigma_schedule"}
-_OF_PICTURE = ("negative_prompt", "seed", "num_inference_steps", "sampler", "guidance_rescale", "eta", "strength",
-               "timestep_spacing", "sigmas", "control_scale", "prompt_syntax", "engine", "dtype")  # fmt: skip
+_OF_PICTURE = ("negative_prompt", "control_scale", "prompt_syntax", "engine", "dtype", *AXES)
 OF_MODEL = ("ema", "original_config_file", "decoder", "controlnet", "tokenizer", "prediction_type",
             "rescale_betas_zero_snr")  # fmt: skip
 # Pictures that are not in the file.
 _GIVEN = {"control": "after a control image", "image": "over another picture", "mask": "through a mask"}
 _CHANGES = ("prompts", "num_samples", "grid", "wildcards", "batch_size")
-
-
 _NEEDED = ("prompt", "negative_prompt", "index", "seed", "sampler", "num_inference_steps", "guidance_scale", "height",
            "width")  # fmt: skip
 _MOST_NAMES, _LONGEST_NAME = 64, 1024  # of files that a picture names, and letters of one
@@ -51,18 +45,13 @@ def like(asked) -> tuple[tuple[int, int] | None, int]:
     sides = any(getattr(asked, name) is not None for name in _SIDES)
     changed = (
         sides
-        or bool(asked.prompt or asked.lora or asked.guidance_scale)
+        or bool(asked.prompt or asked.lora)
         or any(getattr(asked, name) is not None for name in (*_OF_PICTURE, *_CHANGES))
     )
     asked.drawn = record
     asked.prompt = asked.prompt or ([] if asked.prompts else [record["prompt"]])
-    for name in _OF_PICTURE:
-        _complete(asked, name, record.get(_NAMES.get(name, name)))
-    if not any(word.startswith(("guidance_scale", "guidance-scale")) for word in asked.grid or ()):
-        _complete(asked, "guidance_scale", [record["guidance_scale"]])
-    for word in asked.grid or ():
-        name = word.partition("=")[0].replace("-", "_")
-        setattr(asked, {"steps": "num_inference_steps", "sigma_schedule": "sigmas"}.get(name, name), None)
+    for name in {*_OF_PICTURE} - {axis_of(word) for word in asked.grid or ()}:
+        _complete(asked, name, [record[SCALE]] if name == SCALE else record.get(name))
     if not sides:
         asked.height, asked.width = record["height"], record["width"]
     asked.exact, asked.lora = asked.exact or record.get("exact", False), asked.lora or record.get("lora")
@@ -89,15 +78,18 @@ def _read(path: Path, asked) -> tuple[dict, dict]:
         raise ConfigError(
             f"--like {path} does not say how it was drawn; give a PNG file that ppldm generate has written"
         )
-    flags = {_NAMES.get(name, name): name for name in (*_OF_PICTURE, "guidance_scale", "lora", "height", "width")}
-    given = {name for name, flag in flags.items() if getattr(asked, flag) not in (None, [])}
+    flags = (*_OF_PICTURE, "lora", "height", "width")
+    given = {name for name in flags if getattr(asked, name) not in (None, [])}
     given |= {"prompt"} if asked.prompt or asked.prompts else set()
     given |= {"height", "width"} if any(getattr(asked, name) is not None for name in _SIDES) else set()
     table, source, found = _table(), record.get(SOURCE) or {}, {name: record[name] for name in _NEEDED}
     try:
         for name in (record.keys() & table.keys()) - given:
-            with _with_remedy(flags | {"prompt": "prompt"}, name):
+            try:
                 found[name] = table[name].check(record[name])
+            except ConfigError as error:
+                flag = f"{flag_of(name)}, or " if name in (*flags, "prompt") else ""
+                raise ConfigError(f"{error}; give {flag}another picture") from error
         if "lora" not in given and (names := record.get("lora")):
             if not isinstance(names, list) or len(names) > _MOST_NAMES:
                 raise ConfigError("lora is not a short list of files; give --lora")
@@ -115,15 +107,6 @@ def _read(path: Path, asked) -> tuple[dict, dict]:
     except ConfigError as error:
         raise ConfigError(f"--like {path}: what it says of itself cannot be used: {error}") from error
     return found, source
-
-
-@contextmanager
-def _with_remedy(flags: dict[str, str], name: str):
-    try:
-        yield
-    except ConfigError as error:
-        flag = f"--{flags[name].replace('_', '-')}, or " if name in flags else ""
-        raise ConfigError(f"{error}; give {flag}another picture") from error
 
 
 def _table() -> dict[str, Any]:

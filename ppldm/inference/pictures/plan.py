@@ -13,6 +13,7 @@ from ..prompts import Request
 Job = tuple[tuple, int, int]  # (a value on each axis, number of the request, index)
 SCALE = "guidance_scale"
 AXES = ("seed", *(one.name for one in fields(Drawing)))  # what may differ between pictures of a prompt and index
+_GRID_NAMES = {"sigmas": "sigma_schedule", "steps": "num_inference_steps"}  # further ones, of `--grid`
 
 
 @dataclass(frozen=True)
@@ -101,13 +102,6 @@ class Plan:
         given = {name: getattr(self, name) for name in ("control", "image", "mask")}
         return {name: f"{zlib.crc32(one.tobytes()):08x}" for name, one in given.items() if one is not None}
 
-    def over(self, image, mask, resolution: int) -> "Plan":
-        """The same over a picture in a file. Raises ConfigError."""
-        from ..beginning import read_image, read_mask
-
-        size = self.size(resolution)
-        return replace(self, image=read_image(image, size), mask=mask and read_mask(mask, size))
-
     def texts(self, values: tuple, number: int, index: int) -> dict[str, str]:
         """Prompt and negative prompt of a picture, with choices from the wildcards."""
         request, seed = self.requests[number], self.seed_of(values, number)
@@ -137,6 +131,17 @@ class Plan:
             **pipeline.computed,
             **({"lora": pipeline.lora} if pipeline.lora else {}),
         }
+
+
+def axis_of(word: str) -> str:
+    """The setting that a word of `--grid` names, in words of `AXES`."""
+    name = word.partition("=")[0].replace("-", "_")
+    return _GRID_NAMES.get(name, name)
+
+
+def flag_of(name: str) -> str:
+    """The flag that says a setting."""
+    return "--sigmas" if name == "sigma_schedule" else f"--{name.replace('_', '-')}"
 
 
 def short(value) -> str:

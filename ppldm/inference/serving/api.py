@@ -93,8 +93,9 @@ def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts
 
     def refused(error):
         status = _STATUSES[type(error)]
-        headers = {"Retry-After": str(_retry_after(queue))} if status in (429, 503) else {}
-        return jsonify(error=str(error)), status, headers
+        # Until there is room: as one drawing has taken on average.
+        seconds = max(1, round(queue.seconds / max(1, sum(queue.counts[state] for state in ENDED))))
+        return jsonify(error=str(error)), status, {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
     for kind in _STATUSES:
         flask.register_error_handler(kind, refused)
@@ -105,7 +106,9 @@ def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts
     _give_pictures(flask, queue)
     _describe_itself(flask, painter, queue, parameters)
     if page:
-        _show_page(flask)
+        kinds = ("html", "css", "js")
+        template, style, script = (files(__package__).joinpath(f"page.{kind}").read_text("utf-8") for kind in kinds)
+        flask.add_url_rule("/", "page", lambda: render_page(template, style=STYLE + style, script=script))
     return flask
 
 
@@ -190,14 +193,6 @@ def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
         return jsonify(document)
 
 
-def _show_page(flask) -> None:
-    @flask.get("/")
-    def page():
-        style, script = (files(__package__).joinpath(f"page.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        template = files(__package__).joinpath("page.html").read_text("utf-8")
-        return render_page(template, style=STYLE + style, script=script)
-
-
 def _find(queue: Queue, name: str) -> Job:
     if job := queue.get(name):
         return job
@@ -208,20 +203,14 @@ def describe_job(queue: Queue, job: Job) -> dict:
     """How a job stands, JSON-ready."""
     seconds = (job.ended or time.time()) - job.started if job.started else 0.0
     running = job.state == DRAWING and job.step
-    return {
-        "id": job.id,
-        "state": job.state,
+    own = {
         "place": queue.place(job),
-        "step": job.step,
-        "num_steps": job.num_steps,
         "seconds": round(seconds, 3),
         "seconds_left": round(seconds / job.step * (job.num_steps - job.step), 3) if running else None,
-        "num_pictures": job.num_pictures,
         "has_preview": job.preview is not None,
-        "error": job.error,
-        "warning": job.warning,
         "settings": {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)},
     }
+    return {name: own[name] if name in own else getattr(job, name) for name in _JOB}
 
 
 def write_metrics(queue: Queue) -> str:
@@ -243,11 +232,6 @@ def write_metrics(queue: Queue) -> str:
         lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
                   for label, value in values]  # fmt: skip
     return "\n".join(lines) + "\n"
-
-
-def _retry_after(queue: Queue) -> int:
-    """Seconds until there is room, as one drawing has taken on average."""
-    return max(1, round(queue.seconds / max(1, sum(queue.counts[state] for state in ENDED))))
 
 
 def make_document(parameters: tuple[Parameter, ...]) -> dict:

@@ -59,6 +59,7 @@ def _serve(
         from ...utils.log import quiet_libraries
         from ...utils.machine.devices import use_device
         from ..load import load
+        from ..pictures.source import describe_source
         from .api import make_api
         from .jobs import Pictures, Queue
         from .paint import Painter
@@ -102,16 +103,6 @@ def check_models(names: list[str]) -> None:
         if not name:
             raise ConfigError("--model has no name; give a folder, a file or a name")
         check_name(name)
-
-
-def describe_source(name: str, offline: bool, **told) -> dict:
-    """Where a model comes from, as its pictures say it, so that `ppldm generate --like` draws them again."""
-    from ...weights.fetch import locate_model
-    from ...weights.folders import COMPONENT_FOLDERS
-    from ..pictures.model_hash import model_sha256
-
-    place = locate_model(name, COMPONENT_FOLDERS, offline)
-    return {"sha256": model_sha256(place), **{key: value for key, value in told.items() if value}}
 
 
 def _finish(queue) -> None:

@@ -11,6 +11,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +39,8 @@ class _Cancelled(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """One drawing. settings: what `draw` is asked for. num_steps: of all its batches. warning: what its sender
-    should know. preview: uint8
-    [h, w, 3], what it may become; None: nothing yet. Times are seconds since 1970; 0: not yet."""
+    """One drawing. settings: what `draw` is asked for. num_steps: of all its batches. warning: what its sender should
+    know. preview: uint8 [h, w, 3], what it may become; None: nothing yet. Times are seconds since 1970; 0: not yet."""
 
     id: str
     settings: dict
@@ -145,12 +145,8 @@ class Queue:
         """How many jobs are drawn before one that waits; 0 of all others."""
         if job.state != WAITING:
             return 0
-        before = []
-        for one in self.jobs():
-            if one is job:
-                break
-            before.append(one.state in (WAITING, DRAWING))
-        return sum(before)
+        before = takewhile(lambda one: one is not job, self.jobs())
+        return sum(one.state in (WAITING, DRAWING) for one in before)
 
     def cancel(self, job: Job) -> None:
         """End a job: at once if it waits, after its step if it is drawn. One that has ended already is forgotten."""

@@ -18,15 +18,15 @@ from ...diffusion.guided import NEEDS_MASK
 from ...utils.errors import ConfigError
 from ...utils.pictures import as_png
 from ...utils.rng import Stream, make_rng
-from ..beginning import read_image, read_mask
-from ..pictures.draw import batches_of, draw_batch, texts_of
+from ..beginning import read_beginning
+from ..pictures.draw import batches_of, draw_batches
 from ..pictures.plan import Plan
 from ..prompt_notes import describe_prompts
 from ..prompts import Request
 from .jobs import Job
 
 _SIDE, _PROBES = 16, 8  # of the latents that are decoded; their number
-_PATCHES = (2, 4, 8)  # sides of the patches of one value of which they are the sum: surfaces, edges, details
+_PATCHES = (2, 4, 8)  # they are a sum of patches of one value, of these sides: surfaces, edges, details
 BATCH_SIZE = 8  # pictures at a time
 _PREVIEW_SECONDS = 0.25  # from one to the next
 
@@ -119,8 +119,7 @@ class Painter:
             drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)})
             drawing = drawing.fit(model.model.process, model.model.usual)
             model.latent_shape(height, width)
-            given = {} if image is None else {"image": read_image(image, size)}
-            given |= {} if mask is None else {"mask": read_mask(mask, size)}
+            given = read_beginning(image, mask, size)
         except ConfigError as error:
             raise ConfigError(str(error).replace("--", "")) from error
         plain = {name: value for name, value in values.items() if name not in ("image", "mask")}
@@ -137,7 +136,8 @@ class Painter:
         request = Request(values["prompt"], values["negative_prompt"])
         axes = {"guidance_scale": [drawing.guidance_scale]}
         plan = Plan([request], values["num_samples"], axes, drawing, values["seed"], values["height"], values["width"],
-                    exact=False, image=values.get("image"), mask=values.get("mask"))  # fmt: skip
+                    exact=False, image=values.get("image"), mask=values.get("mask"),
+                    source=self.sources[values["model"]])  # fmt: skip
         records = {one: plan.record(model, *one) for one in plan.jobs()}
         batches = list(batches_of(plan, records, BATCH_SIZE))
         preview, shown, done = self.previews[values["model"]], 0.0, 0
@@ -149,9 +149,6 @@ class Painter:
                 small, shown = preview(latents.astype("float32").numpy()), time.monotonic()
             tell(done * num_steps + step, small)
 
-        for batch in batches:
-            pictures = draw_batch(model, plan, [records[one] for one in batch], batch[0][0], follow)
-            for place, (one, picture) in enumerate(zip(batch, pictures, strict=True)):
-                source = {**self.sources[values["model"]], "batch": [len(batch), place]}
-                yield as_png(picture, texts_of(records[one], source))
-            done += 1
+        for number, (_, picture, texts) in enumerate(draw_batches(model, plan, records, batches, follow), 1):
+            yield as_png(picture, texts)
+            done = number // BATCH_SIZE

@@ -1,4 +1,4 @@
-"""Perceptual hashes of a picture: 64 bits that hardly change when it is resized or compressed again.
+"""Perceptual hashes of pictures: 64 bits that hardly change when a picture is resized or compressed again.
 
 The hash is the DCT hash known as pHash (Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash
 Functions"): grey, shrunk to 32 x 32, the 8 x 8 lowest frequencies of its DCT, each a bit: above their median or not.
@@ -11,14 +11,39 @@ thumbnail in colour decides about what is near (`look_alike`).
 
 Laws. The hash of a mirrored picture is `mirrored` of the picture, but for bits at the median. A picture without
 structure, of one colour, has no hash: all of its frequencies are noise.
+
+Hashes of rows are kept by spans of parts, so that each picture is decoded once for every question that is asked of it.
+OUT/hashes holds a parquet file for each span of up to 1,000 rows, finished or absent, which says what it was made of:
+where the part has changed, it is made again.
+
+    sha256 binary[32]           of the image file
+    hash, mirrored int64        `hash_picture`; missing for pictures without structure
+    crops list<int64>           nine of each
+    thumbnail binary            16 x 16 x 3 bytes of each that has a hash
+    pixels int64                width x height as shown
+    caption_chars int32
+    key string                  of the row's metadata, where it has one
+    reason string               why the row cannot be used; then there is nothing else
 """
 
+import hashlib
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import lru_cache
+from json import dumps
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
-from ...data.images.decode import decode_pixels
+from ...data.images.decode import decode_pixels, image_size
+from ...utils.errors import RowError
+from ...utils.files import atomic_write
+from ..parts import Span, open_rows
 
 CROPPED_SHARE = 0.05  # of a side, that the hashed crops leave out
 NUM_CROPS = 9
@@ -34,6 +59,35 @@ _CROPS = (
     *((_MIDDLE, _MIDDLE), (_ALL, _LOW), (_ALL, _HIGH), (_LOW, _ALL), (_HIGH, _ALL)),
     *((_LOW, _LOW), (_LOW, _HIGH), (_HIGH, _LOW), (_HIGH, _HIGH)),
 )
+# Part of every file: a change of what is in it must change it.
+_VERSION = 1
+_SCHEMA = pa.schema(
+    {
+        "sha256": pa.binary(32),
+        "hash": pa.int64(),
+        "mirrored": pa.int64(),
+        "crops": pa.list_(pa.int64()),
+        "thumbnail": pa.binary(),
+        "pixels": pa.int64(),
+        "caption_chars": pa.int32(),
+        "key": pa.string(),
+        "reason": pa.string(),
+    }
+)
+_KEY = b"ppldm"
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """A span with the file of its hashes. rows: of the span, counted through all parts."""
+
+    span: Span
+    path: Path
+    rows: slice
+
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """These columns of the file, in the order of its rows."""
+        return pq.read_table(self.path, columns=list(columns), partitioning=None)
 
 
 def hash_picture(image: bytes) -> tuple[np.ndarray, np.ndarray] | None:
@@ -91,3 +145,56 @@ def _shrink(start: float, stop: float, side: int, count: int) -> np.ndarray:
     pixels = np.arange(side)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     return overlap.clip(0) / (edges[1] - edges[0])
+
+
+def hash_span(span: Span, folder: Path) -> Path:
+    """The file of the hashes of a span, made where there is none of these very rows. Raises DataError, OutputError."""
+    part = span.part
+    name = hashlib.sha256(os.fsencode(part.path.absolute())).hexdigest()[:16]
+    path = folder / f"{name}-{span.start:09}.parquet"
+    with closing(open_rows(part)) as rows:
+        key = dumps([_VERSION, part.source.format, part.source.layout, list(rows.identity), span.start, span.stop])
+        if _read_key(path) != key.encode():
+            found = [_hash_row(rows, row) for row in range(span.start, span.stop)]
+            table = pa.Table.from_pylist(found, _SCHEMA.with_metadata({_KEY: key}))
+            with atomic_write(path) as file:
+                pq.write_table(table, file)
+    return path
+
+
+def read_digests(table: pa.Table) -> np.ndarray:
+    """uint64 [rows]: the first 64 bits of each sha256, 0 where there is none."""
+    column = table["sha256"].combine_chunks().fill_null(bytes(32))
+    return np.frombuffer(column.buffers()[1], ">u8").reshape(-1, 4)[column.offset :][: len(column), 0].astype(np.uint64)
+
+
+def _read_key(path: Path) -> bytes | None:
+    try:
+        return (pq.read_schema(path).metadata or {}).get(_KEY)
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return None
+
+
+def _hash_row(rows, number: int) -> dict:
+    try:
+        row = rows.read(number)
+        if not row.image:
+            raise RowError("no_image", "only its latents are here")
+        found = hash_picture(row.image)
+    except RowError as error:
+        return {"reason": error.reason}
+    width, height = int(rows.widths[number]), int(rows.heights[number])
+    if not (width and height):
+        width, height = image_size(row.image)
+    key = row.meta.get("key")
+    facts = {
+        "sha256": hashlib.sha256(row.image).digest(),
+        "pixels": width * height,
+        "caption_chars": len(row.caption),
+        "key": key if isinstance(key, str) else None,
+    }
+    if found is None:
+        return facts
+    hashes, thumbnail = found
+    whole, mirrored, *crops = hashes.tolist()
+    return facts | {"hash": whole, "mirrored": mirrored, "crops": crops, "thumbnail": thumbnail.tobytes()}

@@ -1,13 +1,13 @@
 """What rows say of themselves beside pictures and captions: languages, domains, licences, scores, copies.
 
-What rows carry is read from their metadata by the names in common use. Copies are looked for among all rows
-(`copies`), all else in every `stride`-th row of each part, the first among them, so that memory and time stay bounded
-however many rows there are.
+What rows carry is read from their metadata by the names in common use. Copies are looked for among all rows, all else
+in every `stride`-th row of each part, the first among them, so that memory and time stay bounded however many rows
+there are.
 
 A caption's language is told by its script and its commonest words: a rule to be read, not a model. The script that most
 letters are of (a Han character counts as three) decides where it is of one language (kana: Japanese, though most
-letters be Han). Among languages of one script, the caption's is the one of which most words are among the commonest;
-with a tie, or no such word, it is "other Latin", "other Cyrillic", …: so are captions of names and nouns alone.
+letters be Han). Among languages of one script, it is the one whose commonest words the caption has most of; with a tie,
+or no such word, it is "other Latin", "other Cyrillic", …, as for captions that hold only names and nouns.
 Measured against nothing but the tests: a share of a data set, not a label of a row.
 """
 
@@ -17,10 +17,11 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from ...data.formats.row import Row
 from ...prepare.download.hosts import host_of
-from .copies import Copies
+from ...utils.errors import DataError
 
 OTHER = "other "
 NONE = "no letters"
@@ -65,7 +66,7 @@ _COMMON = {
     "fa": "و در از به با که این برای است را آن یک",
 }  # fmt: skip
 _LETTERS = {"ru": "Cyrillic", "uk": "Cyrillic", "bg": "Cyrillic", "ar": "Arabic", "fa": "Arabic"}
-# Letters that one language alone of its script has: each counts as a common word.
+# Letters that only one language of its script has: each counts as a common word.
 _OWN_LETTERS = {
     "uk": "іїєґ",
     "ru": "ыэё",
@@ -80,6 +81,7 @@ for _language, _commonest in _COMMON.items():
     for _word in _commonest.split():
         _WORDS.setdefault(_word, set()).add(_language)
 
+MOST = 1 << 18  # values that are kept to look for copies among them
 MOST_ROWS = 500_000  # that are looked at in full, about
 SHOWN = 20  # values of a table
 _DIGITS = 3  # of scores
@@ -113,11 +115,57 @@ def find_language(caption: str) -> str:
 
 
 @dataclass
+class Copies:
+    """How many values come more than once among any number of them, in bounded memory.
+
+    Values are kept by 64-bit hashes. Once more than `MOST` different ones are kept, only those whose hash ends in a
+    zero bit stay, then two, and so on: every value is kept with all its copies or not at all, and what is kept, times
+    two for each bit, estimates the whole (P. Gibbons, "Distinct Sampling for Highly-Accurate Answers to Distinct Values
+    Queries", 2001). What is kept depends on the values, not on their order or on how they were split.
+
+    rows: how many values were added. bits: zero bits that a hash must end with to be kept, in `counts`."""
+
+    rows: int = 0
+    bits: int = 0
+    counts: Counter = field(default_factory=Counter)
+
+    def add(self, value: str) -> None:
+        """Count one value."""
+        self.rows += 1
+        number = int.from_bytes(blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+        if not number & ((1 << self.bits) - 1):
+            self.counts[number] += 1
+            self._shrink()
+
+    def merge(self, other: "Copies") -> None:
+        """Count what another has counted."""
+        self.rows, self.bits = self.rows + other.rows, max(self.bits, other.bits)
+        self.counts.update(other.counts)
+        self._shrink(self.bits)
+
+    def report(self) -> dict:
+        """{rows, distinct, repeated: values that come more than once, extra: rows beyond the first of each,
+        sampled_share: of the values, 1 where all were kept and nothing is an estimate}."""
+        repeated = [count for count in self.counts.values() if count > 1]
+        extra = sum(repeated) - len(repeated)
+        found = {"distinct": len(self.counts), "repeated": len(repeated), "extra": extra}
+        return {"rows": self.rows, **{name: count << self.bits for name, count in found.items()},
+                "sampled_share": 0.5**self.bits}  # fmt: skip
+
+    def _shrink(self, bits: int = 0) -> None:
+        while bits or len(self.counts) > MOST:
+            self.bits += not bits
+            mask = (1 << self.bits) - 1
+            self.counts = Counter({number: count for number, count in self.counts.items() if not number & mask})
+            bits = 0
+
+
+@dataclass
 class Facts:
     """Counts over rows. stride: of the rows that are looked at in full; `looked` are these. languages: of captions, as
     found; said: as the rows say. scores: how often each number comes in a field, rounded to three digits. real: the
     fields in which a number is not whole. copies: by what rows carry, and of captions; pictures: of these, as
-    `copies.read_labels` has it, where labels were named."""
+    `read_labels` has it, where labels were named."""
 
     stride: int = 1
     looked: int = 0
@@ -181,6 +229,23 @@ class Facts:
         copies |= {"picture": self.pictures} if self.pictures else {}
         kept = {"domains": len(self.domains), "licences": len(self.licences)}
         return {"looked": self.looked, "captions": self.captions, **tables, "different": kept, "copies": copies}
+
+
+def read_labels(path: str, num_rows: int) -> dict:
+    """What `Copies.report` says, of the pictures in a labels.parquet of `ppldm dedup`. Raises DataError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["kept", "cluster"], partitioning=None)
+        kept, clusters = table["kept"].drop_null().to_numpy(), table["cluster"].drop_null().unique()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as labels; name labels.parquet of `ppldm dedup`") from error
+    if table.num_rows != num_rows:
+        raise DataError(f"{path} labels {table.num_rows} rows of {num_rows}; run `ppldm dedup` on the same lists")
+    distinct = int(kept.sum())
+    return {"rows": len(kept), "distinct": distinct, "repeated": len(clusters), "extra": len(kept) - distinct,
+            "sampled_share": 1.0}  # fmt: skip
 
 
 def top(counts: Counter) -> dict[str, int]:

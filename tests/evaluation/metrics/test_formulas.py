@@ -8,7 +8,7 @@ from scipy.ndimage import gaussian_filter
 from scipy.spatial.distance import cdist
 from scipy.stats import wasserstein_distance
 
-from ppldm.evaluation.metrics import distances, manifold, pyramid, sliced
+from ppldm.evaluation.metrics import neighbours, sliced
 from ppldm.evaluation.metrics.base import METRICS
 from ppldm.utils.errors import DataError
 from ppldm.utils.rng import Stream, make_rng
@@ -46,7 +46,7 @@ def inputs_of(metric, count=30):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(distances, "_ENTRIES", 200)
+    monkeypatch.setattr(neighbours, "_ENTRIES", 200)
 
 
 def cubic_mmd(left, right):
@@ -98,7 +98,7 @@ def test_manifolds(seed, count, other, small_blocks):
 @pytest.mark.parametrize("name", ["precision", "recall", "density", "coverage"])
 def test_terms_of_manifolds_are_the_jackknife(name):
     """Leaving each picture out, and computing again."""
-    compute, k = getattr(manifold, f"count_{name}"), METRICS[name].settings["k"]
+    compute, k = getattr(neighbours, f"count_{name}"), METRICS[name].settings["k"]
     for seed in range(3):
         sets = features(seed, 24, 2, 0.8), features(seed + 50, 20, 2)
         value, *terms = compute(*sets, k)
@@ -146,8 +146,8 @@ def test_terms_of_pyramids_count_the_normalising(monkeypatch):
     rng = np.random.default_rng(3)
     colours = [rng.gamma(2, size=(5, 3)), rng.normal(size=(4, 3))]
     sets = [patches(one, [200] * len(one)) for one in colours]
-    value, terms, slopes = sliced.sliced_distances(*sets, 0, pyramid.CHANNELS)
-    own = terms[0] - pyramid._by_normalising(sets[0], slopes[0])
+    value, terms, slopes = sliced.sliced_distances(*sets, 0, sliced.CHANNELS)
+    own = terms[0] - sliced._by_normalising(sets[0], slopes[0])
     for number in range(5):
         more = patches(colours[0], [200 + 4 * (number == place) for place in range(5)])
         change = (sliced.sliced_distances(more, sets[1], 0)[0].mean() - value.mean()) * len(more) / 4
@@ -200,12 +200,12 @@ def test_pyramids_bands_add_up_to_the_picture():
     picture = np.random.default_rng(0).normal(size=(64, 65, 3)).astype(np.float32)
     rest = picture
     for level in range(3):
-        band = pyramid.laplacian(picture, level)
-        smaller = pyramid._blur(rest)[::2, ::2] if level < 2 else 0
+        band = sliced.laplacian(picture, level)
+        smaller = sliced._blur(rest)[::2, ::2] if level < 2 else 0
         if level < 2:
             raised = np.zeros_like(rest)
             raised[::2, ::2] = smaller
-            assert np.allclose(band + 4 * pyramid._blur(raised), rest, atol=1e-5)
+            assert np.allclose(band + 4 * sliced._blur(raised), rest, atol=1e-5)
             rest = smaller
     assert np.array_equal(band, rest) and band.shape == (16, 17, 3)
 

@@ -10,7 +10,7 @@ from small_lpips import write_lpips
 
 from ppldm.evaluation.features.lpips import load
 from ppldm.evaluation.features.resize import CONVENTIONS
-from ppldm.evaluation.metrics import pyramid, sliced
+from ppldm.evaluation.metrics import sliced
 from ppldm.evaluation.metrics.base import METRICS
 from ppldm.evaluation.metrics.bootstrap import measure_difference
 
@@ -103,7 +103,7 @@ def small_lpips():
 
 def share_covered(name, trials, monkeypatch, count=150):
     monkeypatch.setattr(sliced, "DIRECTIONS", 16)
-    monkeypatch.setattr(pyramid, "PATCHES", 16)
+    monkeypatch.setattr(sliced, "PATCHES", 16)
     networks = [small_lpips()] if name == "lpips" else []
     found = [METRICS[name].compute(*draw(name, seed, count), *networks, seed=0) for seed in range(trials)]
     truth = np.mean([one.value for one in found])  # the expectation at this number of pictures

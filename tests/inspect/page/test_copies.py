@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.inspect.page import copies
-from ppldm.inspect.page.copies import Copies
+from ppldm.inspect.page import facts
+from ppldm.inspect.page.facts import Copies
 
 VALUES = st.lists(st.integers(0, 40), max_size=120)
 
@@ -34,7 +34,7 @@ def test_few_values_are_counted_exactly(values):
 @given(VALUES, st.randoms(use_true_random=False), st.integers(0, 4))
 def test_neither_order_nor_split_matters(values, random, quarters):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copies, "MOST", 4)
+        patch.setattr(facts, "MOST", 4)
         whole, shuffled = count(values), random.sample(values, len(values))
         cut = quarters * len(values) // 4
         first, second = count(shuffled[:cut]), count(shuffled[cut:])
@@ -45,7 +45,7 @@ def test_neither_order_nor_split_matters(values, random, quarters):
 
 
 def test_many_values_are_estimated(monkeypatch):
-    monkeypatch.setattr(copies, "MOST", 1024)
+    monkeypatch.setattr(facts, "MOST", 1024)
     report = count([*range(20_000), *range(0, 20_000, 4)]).report()  # a quarter of them twice
     assert report["rows"] == 25_000 and report["sampled_share"] < 0.1
     assert report["distinct"] == pytest.approx(20_000, rel=0.15)

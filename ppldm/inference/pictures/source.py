@@ -1,4 +1,4 @@
-"""The SHA-256 of a model's weights, by which others know it: computed once and kept.
+"""Where a model comes from, and the SHA-256 of its weights, by which others know it: computed once and kept.
 
 Of a file its own, as `sha256sum` prints it. Of a folder that of what `sha256sum` prints of its weights' files, by
 their paths in the folder, in their order.
@@ -11,8 +11,16 @@ from ...utils.checksums import digest_of, file_sha256
 from ...utils.errors import OutputError
 from ...utils.files import cache_dir, read_json, write_json
 from ...utils.log import get_logger
+from ...weights.fetch import locate_model
+from ...weights.folders import COMPONENT_FOLDERS
 
 _WEIGHTS = (".safetensors", ".pdparams", ".bin", ".ckpt", ".pt", ".pth")
+
+
+def describe_source(model: str, offline: bool, **told) -> dict:
+    """Where a model comes from, as its pictures say it, so that `ppldm generate --like` draws them again."""
+    sha256 = model_sha256(locate_model(model, COMPONENT_FOLDERS, offline))
+    return {"model": model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
 
 
 def model_sha256(path: Path) -> str:

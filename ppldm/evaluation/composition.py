@@ -1,6 +1,6 @@
 """How much of a caption a picture shows: `ppldm evaluate --metrics composition`.
 
-A picture is right or wrong in each attribute of which its caption speaks:
+A picture is right or wrong in each attribute that its caption names:
 
     count       as many objects as the caption says
     colour      of every object that the caption names; shape and size likewise
@@ -38,10 +38,10 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from ...demo.shapes_world.captions import parse_caption
-from ...demo.shapes_world.draw import EXTENTS, coverage
-from ...demo.shapes_world.grammar import COLOURS, POSITIONS, RELATIONS, SHAPES, Scene, lies
-from ...utils.errors import DataError
+from ..demo.shapes_world.captions import parse_caption
+from ..demo.shapes_world.draw import EXTENTS, coverage
+from ..demo.shapes_world.grammar import COLOURS, POSITIONS, RELATIONS, SHAPES, Scene, lies
+from ..utils.errors import DataError
 
 _MAX_SIDE = 64
 _CONTRAST = 75  # of 255, in one channel at least
@@ -260,14 +260,3 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
     middle = (share + weight / 2) / (1 + weight)
     reach = _Z / (1 + weight) * np.sqrt(share * (1 - share) / total + weight / (4 * total))
     return max(0.0, float(middle - reach)), min(1.0, float(middle + reach))
-
-
-def describe(report: dict) -> str:
-    """The scores as a table of text."""
-    lines = [f"{'split':<9}{'scenes':<9}{'attribute':<11}{'right':>7}  {'95 % interval':<16}{'chance':>7}  pictures"]
-    for score in report["scores"]:
-        chance = "-" if score["chance"] is None else f"{score['chance']:.1%}"
-        interval = f"{score['low']:.1%} .. {score['high']:.1%}"
-        lines.append(f"{score['split']:<9}{score['scenes']:<9}{score['attribute']:<11}{score['value']:>7.1%}  "
-                     f"{interval:<16}{chance:>7}{score['pictures']:>10}")  # fmt: skip
-    return "\n".join(lines)
