@@ -15,7 +15,6 @@ from ..networks.engine import Engine
 from ..utils.machine.devices import use_device
 from ..utils.report import print_report
 from ..weights.fetch import check_name, locate_model
-from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.lora.flag import Loras, check_loras
 from .half import Dtype
 from .pictures.ask import plan_of
@@ -147,7 +146,7 @@ def _choose_seed(plan: Plan) -> int:
 
 
 def _hash(asked: SimpleNamespace) -> str:
-    return model_sha256(locate_model(asked.model, COMPONENT_FOLDERS, asked.offline))
+    return model_sha256(locate_model(asked.model, asked.offline))
 
 
 def _of_main(world, make):

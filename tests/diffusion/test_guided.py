@@ -83,7 +83,7 @@ def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path, s
     from ppdiffusers import LDMTextToImagePipeline
 
     monkeypatch.setattr(model, "sampling", sampling)
-    metadata = {"prediction_type": model.prediction_type, "resolution": 32, "model_max_length": 12}
+    metadata = {"prediction_type": model.process.prediction_type, "resolution": 32, "model_max_length": 12}
     weights = weights_of(model)
     weights.tokenizer, weights.metadata = tokenizer, metadata
     write_weights(weights, "ppdiffusers", tmp_path / "pipeline")

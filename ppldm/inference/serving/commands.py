@@ -107,10 +107,9 @@ def check_models(names: list[str]) -> None:
 def describe_source(name: str, offline: bool, **told) -> dict:
     """Where a model comes from, as its pictures say it, so that `ppldm generate --like` draws them again."""
     from ...weights.fetch import locate_model
-    from ...weights.folders import COMPONENT_FOLDERS
     from ..pictures.model_hash import model_sha256
 
-    place = locate_model(name, COMPONENT_FOLDERS, offline)
+    place = locate_model(name, offline)
     return {"sha256": model_sha256(place), **{key: value for key, value in told.items() if value}}
 
 
