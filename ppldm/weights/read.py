@@ -35,7 +35,7 @@ from .folders import (
     whole_model,
 )
 from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
-from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
+from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
 
 # What diffusers called the layers of the VAE's attention before 0.17.
@@ -181,9 +181,8 @@ def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWei
     name = next((name for name in described.components if kind_of(family, name) == kind), None)
     if name is None or described.adapters:
         raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
-    _, state = _checkpoint_state(path, (name,), ema)
-    arrays = {key.removeprefix(f"{name}."): array for key, array in state.items()}
-    return ComponentWeights(described.components[name].config, arrays, str(path))
+    _, arrays = _checkpoint_state(path, (name,), ema)
+    return ComponentWeights(described.components[name].config, arrays[name], str(path))
 
 
 def _said(folder: Path, name: str = "ppldm.json") -> dict:
@@ -228,14 +227,8 @@ def _modern_vae_name(name: str) -> str:
 
 
 def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
-    manifest, state = _checkpoint_state(path, kinds, ema)
-    arrays = {
-        kind: {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
-        for kind in kinds
-    }
-    for kind in (CONTROLNET, *(("unet", "transformer") if has_model_file(path) else ("transformer",))):
-        if not arrays.get(kind):
-            arrays.pop(kind, None)
+    manifest, arrays = _checkpoint_state(path, kinds, ema)
+    arrays = {kind: own for kind, own in arrays.items() if own}
     if has_model_file(path):
         weights = _described(path, arrays)
     else:
@@ -253,7 +246,7 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
 
 
 def _checkpoint_state(path: Path, names, ema: bool) -> tuple[dict, dict]:
-    """(manifest, arrays of the components `names` by their whole names) of a checkpoint that is whole."""
+    """(manifest, arrays of each of the components `names`) of a checkpoint that is whole."""
     manifest = read_json_object(path / "manifest.json", ModelError, inside=True)
     files = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
     tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
@@ -264,7 +257,10 @@ def _checkpoint_state(path: Path, names, ema: bool) -> tuple[dict, dict]:
         if not (path / CHECKPOINT_AVERAGE).is_file():
             raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
         state |= {key: array for key, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if key in state}
-    return manifest, state
+    return manifest, {
+        name: {key.removeprefix(f"{name}."): array for key, array in state.items() if key.startswith(f"{name}.")}
+        for name in names
+    }
 
 
 def _described(path: Path, arrays: dict[str, dict]) -> Weights:

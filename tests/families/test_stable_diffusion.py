@@ -8,10 +8,10 @@ import paddle
 import pytest
 from overfit import overfit
 from small_weights import CLIP, small_weights, write_clip
+from tiny_model import load_pipeline
 
 from ppldm.config.data import DataOptions
 from ppldm.config.recipe import idle_settings
-from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.families.stable_diffusion import FAMILY, StableDiffusionConfig
 from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config

@@ -5,8 +5,14 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from ppldm.families.common.ldm_build import build_ldm
+from ppldm.families.common.ldm_build import build_ldm, build_model
 from ppldm.families.ldm import LdmConfig
+from ppldm.weights.read import read_weights
+
+
+def load_pipeline(folder):
+    """The model in a folder or file of any known form, in evaluation mode."""
+    return build_model(read_weights(folder), folder)
 
 
 def make_model(tiny, **changes):

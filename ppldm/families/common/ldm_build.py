@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
@@ -181,11 +180,6 @@ def class_of(parts) -> type[LatentDiffusionModel]:
 
         return TransformerDiffusionModel
     return LatentDiffusionModel
-
-
-def load_pipeline(folder: Path) -> LatentDiffusionModel:
-    """The model in a folder or file of any known form, in evaluation mode. Raises ModelError."""
-    return build_model(read_weights(folder), folder)
 
 
 def require_whole(weights: Weights, source) -> None:

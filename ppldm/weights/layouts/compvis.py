@@ -17,7 +17,7 @@ from ...utils.files import read_json_object, read_small
 from ..components import ComponentWeights, Weights, turn_linear
 from ..configs import complete_config
 from ..folders import EXPORTED_CKPT
-from ..formats.files import read_arrays, require_few_layers
+from ..formats.files import read_arrays, read_names, require_few_layers
 from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 from ..noise_schedule import PUBLISHED_SCHEDULE, check_schedule
 from . import single_file
@@ -362,14 +362,9 @@ def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | Non
     """
     kinds = [kind for kind in kinds if kind in PREFIXES]
     wanted = tuple(PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
-    names: set[str] = set()
-
-    def is_wanted(name: str) -> bool:
-        names.add(name)
-        return name.startswith(wanted) or name in single_file.TABLES
-
-    state_dict = read_arrays(path, is_wanted)
+    names = read_names(path)
     single_file.refuse_others(names, path)
+    state_dict = read_arrays(path, lambda name: name.startswith(wanted) or name in single_file.TABLES)
     if not state_dict.keys() - single_file.TABLES.keys():
         raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
     if "unet" in kinds and holds_averages_alone(names):
