@@ -18,7 +18,7 @@ from commands import measure_command
 from results import add_result_flags, save_results
 
 from ppldm.networks.init import init_lpips
-from ppldm.networks.losses.lpips import Lpips
+from ppldm.networks.losses import Lpips
 from ppldm.utils.files import write_json
 from ppldm.weights.formats.files import write_safetensors
 

@@ -134,13 +134,15 @@ def measure_encoding(resolution: int, quick: bool) -> dict:
     is not measured, and the greatest difference from eager."""
     from ppldm.cache.encoders import PictureEncoder
     from ppldm.config.network_files import CONFIG_DIR
-    from ppldm.networks.build import build_autoencoder
+    from ppldm.networks.build import build_network
+    from ppldm.networks.configs import read_new_config
     from ppldm.networks.engine import EAGER, EXACT_ENGINES, use_engine
 
     pixels = np.random.default_rng(0).integers(0, 256, (1, 3, resolution, resolution), dtype=np.uint8)
     encoders, found, seconds = {}, {}, {engine: [] for engine in EXACT_ENGINES}
     for engine in EXACT_ENGINES:
-        vae = build_autoencoder(CONFIG_DIR / ("vae_tiny.json" if quick else "vae_kl_f8.json"), seed=0)
+        config = read_new_config("vae", CONFIG_DIR / ("vae_tiny.json" if quick else "vae_kl_f8.json"), "")
+        vae = build_network("vae", config, seed=0)
         vae.eval()
         use_engine([vae.encoder], engine)
         encoders[engine] = PictureEncoder(vae, 1)

@@ -41,11 +41,12 @@ def main() -> None:
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict:
     """Both kinds of step in turn: seconds of a step, and how many times as long it takes with the VAE."""
-    from ppldm.networks.build import build_autoencoder, save_component
+    from ppldm.networks.build import build_network, save_component
+    from ppldm.networks.configs import read_new_config
     from ppldm.networks.encoders import encode_moments
 
     prepare(folder, arguments)
-    save_component(build_autoencoder(arguments.vae, seed=0), folder / "vae")
+    save_component(build_network("vae", read_new_config("vae", arguments.vae, ""), seed=0), folder / "vae")
     text_encoder = folder / "ldmbert.json"
     text_encoder.write_text(json.dumps(TEXT_ENCODER | {"d_model": read_width(arguments.unet)}))
     networks = {"unet_config_file": arguments.unet, "text_encoder_config_file": text_encoder}

@@ -13,7 +13,7 @@ import paddle
 from results import add_result_flags, save_results
 
 from ppldm.data.inputs import KeptPatches
-from ppldm.networks.build import build_transformer
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import check_config
 from ppldm.networks.transformers.patches import grid_of, take_patches
 from ppldm.networks.transformers.transform import transform
@@ -53,7 +53,7 @@ def main() -> None:
 
 def measure_step(config: dict, arguments) -> dict:
     """Milliseconds of CPU time a step, the best of `--repeats` in turns, and their share."""
-    network = build_transformer(check_config("transformer", config, "here"), 1)
+    network = build_network("transformer", check_config("transformer", config, "here"), 1)
     network.train()
     optimizer = paddle.optimizer.AdamW(1e-4, parameters=network.parameters())
     batch = [

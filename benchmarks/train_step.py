@@ -116,13 +116,14 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> dict:
     from ppldm.data.filelist import write_filelist
     from ppldm.data.formats.part import write_part
     from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-    from ppldm.networks.build import build_autoencoder, save_component
+    from ppldm.networks.build import build_network, save_component
+    from ppldm.networks.configs import read_new_config
 
     rows = make_rows(arguments.rows)
     write_part(folder / "part-00000.gz", rows)
     write_filelist(folder / "train.filelist", ["part-00000.gz"])
     CaptionTokenizer(build_vocab([row.caption for row in rows]), MAX_LENGTH).save(folder / "tokenizer")
-    save_component(build_autoencoder("vae_tiny", seed=0), folder / "vae")
+    save_component(build_network("vae", read_new_config("vae", "vae_tiny", ""), seed=0), folder / "vae")
     return {}
 
 

@@ -71,11 +71,11 @@ def train(config: dict, side: int, seed: int, masked_updates: int, updates: int)
     from patch_masking import update
 
     from ppldm.data.inputs import KeptPatches
-    from ppldm.networks.build import build_transformer
+    from ppldm.networks.build import build_network
     from ppldm.networks.configs import check_config
     from ppldm.utils.rng import Generators, Stream, make_rng
 
-    network = build_transformer(check_config("transformer", {**config, "sample_size": side}, "here"), seed)
+    network = build_network("transformer", check_config("transformer", {**config, "sample_size": side}, "here"), seed)
     network.train()
     rate = paddle.optimizer.lr.CosineAnnealingDecay(2e-3, updates)
     optimizer = paddle.optimizer.AdamW(rate, parameters=network.parameters(), weight_decay=0.0)

@@ -106,8 +106,10 @@ def autoencoder_command(settings: Settings) -> list[str]:
     """An autoencoder with random weights: its speed is that of a trained one."""
     program = (
         "from ppldm.utils.entry import entry\nwith entry():\n"
-        "    from ppldm.networks.build import build_autoencoder, save_component\n"
-        f"    save_component(build_autoencoder({settings.size.vae!r}, seed=0), "
+        "    from ppldm.networks.build import build_network, save_component\n"
+        "    from ppldm.networks.configs import read_new_config\n"
+        f"    config = read_new_config('vae', {settings.size.vae!r}, '')\n"
+        "    save_component(build_network('vae', config, seed=0), "
         f"{str(settings.out / 'vae')!r})"
     )
     return [PYTHON, "-c", program]

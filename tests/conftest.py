@@ -246,7 +246,8 @@ def tiny(tmp_path_factory) -> Tiny:
     from ppldm.data.formats.part import write_part
     from ppldm.data.formats.row import Row
     from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-    from ppldm.networks.build import build_autoencoder, save_component
+    from ppldm.networks.build import build_network, save_component
+    from ppldm.networks.configs import read_new_config
 
     folder = tmp_path_factory.mktemp("tiny")
     rng = np.random.default_rng(0)
@@ -261,7 +262,7 @@ def tiny(tmp_path_factory) -> Tiny:
                "cascade_b": CASCADE_B_CONFIG}  # fmt: skip
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
-    save_component(build_autoencoder(folder / "vae.json", seed=1), folder / "vae")
+    save_component(build_network("vae", read_new_config("vae", folder / "vae.json", ""), seed=1), folder / "vae")
     return Tiny(folder)
 
 

@@ -20,7 +20,7 @@ ALLOWED = {
     "inference": {"families", "cache", "networks", "weights", "diffusion", "data", "config", "utils"},
     "prepare": {"training.past", "data", "config", "utils"},
     "inspect": {"training.monitor.metrics", "prepare", "data", "config", "utils"},
-    "demo": {"families.common.first_training", "weights.checkpoint_names", "prepare", "data", "config", "utils"},
+    "demo": {"families.common.first_training", "weights.folders", "prepare", "data", "config", "utils"},
     "training": {"inference", "families", "cache", "networks", "weights", "diffusion", "data", "config", "utils"},
     "evaluation": {
         *("training", "inference", "families", "networks", "weights", "diffusion", "data", "demo", "config", "utils"),
@@ -39,7 +39,7 @@ LIGHT_MODULES = {
     "networks.configs",
     "networks.config_fields",
     "networks.engine",
-    "weights.checkpoint_names",
+    "weights.folders",
     "weights.fetch",
     "weights.model_file",
     "training.commands.train",

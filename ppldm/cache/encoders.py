@@ -31,7 +31,6 @@ from ..weights.components import ComponentWeights, encoder_digest, text_encoder_
 from ..weights.configs import CONFIG_FILES
 from ..weights.fetch import locate_model
 from ..weights.fill import fill_component, find_component_by_name
-from ..weights.folders import COMPONENT_FOLDERS
 from ..weights.read import find_tokenizer, read_component
 
 
@@ -86,7 +85,7 @@ def load_text_encoder(request: Any) -> TextEncoder:
     """request: an `EmbeddingsRequest`. Raises ModelError, ConfigError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
-    path = locate_model(request.model, {"text_encoder": COMPONENT_FOLDERS["text_encoder"]}, request.offline)
+    path = locate_model(request.model, request.offline, ("text_encoder",))
     kind = "projected_text_encoder" if request.text_projection else "text_encoder"
     found, own = read_component(kind, path), request.tokenizer or find_tokenizer(path)
     if own is None:

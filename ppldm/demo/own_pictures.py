@@ -24,7 +24,7 @@ from ..utils.files import make_output_dir, read_json, write_json, write_text
 from ..utils.jobs import Piece, take_fingerprint
 from ..utils.pictures import caption_font
 from ..utils.stages import Stage, as_flags, in_processes
-from ..weights.checkpoint_names import share_trained
+from ..weights.folders import share_trained
 
 _RECORD = ".done/plan.json"
 _TABLE, _PROMPTS, _AUTOENCODER, _DIFFUSION = "captions.csv", "prompts.txt", "autoencoder.yaml", "diffusion.yaml"

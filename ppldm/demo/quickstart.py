@@ -16,7 +16,7 @@ from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
 from ..utils.stages import Stage, as_flags, describe, in_processes, run_stages, tell
-from ..weights.checkpoint_names import share_trained
+from ..weights.folders import share_trained
 
 STEPS, AUTOENCODER_STEPS = 1200, 2000
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its

@@ -23,7 +23,7 @@ from ..utils.files import make_output_dir, read_json, write_text
 from ..utils.jobs import JobFolder
 from ..utils.log import get_logger
 from ..utils.processes.world import World
-from ..weights.checkpoint_names import list_checkpoints, step_of
+from ..weights.folders import list_checkpoints, step_of
 from ..weights.runs import RUN_FILE
 from .job import Job, has_average, settings_at_any_scale
 from .measure import names_of

@@ -6,18 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.network_files import published_network
 from ..config.option import Bounds, Needs, option
 from ..data.shapes import make_shapes
 from ..networks.configs import check_fit, downscale_factor, read_new_config
-from ..utils.errors import CheckpointError, ConfigError, ModelError
+from ..utils.errors import CheckpointError, ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.processes.rank_watch import gather_objects
 from ..utils.processes.world import gather_in_order, shard
 from ..weights.configs import read_folder_config
 from ..weights.fetch import RANDOM
 from ..weights.model_file import Component
-from .base import Family, Sitting, check_sizes
+from .base import Family, Sitting, check_sizes, published_config
 from .settings.average import AverageSettings
 
 NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
@@ -159,7 +158,6 @@ class AutoencoderConfig(ReconstructionSettings):
 class Autoencoder(Family):
     """Trains all of it. export_folder is also the name of the component."""
 
-    name = "autoencoder"
     plural = "autoencoders"
     Config = AutoencoderConfig
     components: ClassVar = {"vae": "vae", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
@@ -184,30 +182,17 @@ class Autoencoder(Family):
         """Raises ConfigError where pictures have sides that a network of this config does not take."""
         check_sizes(network, data)
 
-    def identity(self, config: AutoencoderConfig, data) -> dict:
-        """The average."""
-        return {"ema": str(self.average(config))}
-
-    def average(self, config: AutoencoderConfig):
-        """What the settings ask for."""
-        return config.decay()
-
     def unsaved(self, config) -> tuple[str, ...]:
         """What measures and does not learn."""
         return ("lpips",)
 
     def exported(self, config) -> tuple[str, ...]:
-        """The autoencoder alone."""
+        """Only the autoencoder."""
         return (config.network,)
 
     def networks(self, config: AutoencoderConfig, data) -> dict[str, Component]:
         """With those of the loss; a discriminator from a file as large as the settings have it."""
-        own = config.network_config()
-        if own is None:
-            file = published_network(config.network, config.source)
-            if file is None:
-                raise ModelError(f"{config.source}: there is no config.json here; download the model first")
-            own = read_new_config(config.network, file, f"--{config.network}_name_or_path")
+        own = config.network_config() or published_config(config.network, config.network, config.source)
         found = {config.network: Component(own, trained=True)}
         if config.adversarial_weight:
             sizes = {"channels": config.discriminator_channels, "layers": config.discriminator_layers}
@@ -220,6 +205,7 @@ class Autoencoder(Family):
         """Anew from its config, or from weights, with the networks of its loss."""
         import paddle
 
+        from ..networks.build import build_network
         from ..weights.fill import fill_component, find_component_by_name
         from ..weights.losses import load_discriminator, load_lpips
 
@@ -229,7 +215,7 @@ class Autoencoder(Family):
                 network = fill_component(config.network, found)
                 self.check_sides(network.config, data)
             else:
-                network = self.build_network(config, seed)
+                network = build_network(config.network, config.network_config(), seed)
         settings = {}
         if config.perceptual_weight:
             lpips = load_lpips(config.lpips_weights, seed)
@@ -240,12 +226,6 @@ class Autoencoder(Family):
             settings["adversarial_weight"] = config.adversarial_weight
             settings["adversarial_start"] = config.adversarial_start
         return self.objective(network, config, settings)
-
-    def build_network(self, config: AutoencoderConfig, seed: int):
-        """Anew."""
-        from ..networks.build import build_autoencoder
-
-        return build_autoencoder(config.vae_config_file, seed)
 
     def objective(self, vae, config: AutoencoderConfig, settings: dict):
         """The model to train, of its network and what its loss has beside it."""

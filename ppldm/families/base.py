@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ..config.load import file_layers, last_value
+from ..config.network_files import published_network
 from ..config.recipe import Recipe, merge_settings, recipe_of
 from ..data.shapes import make_shapes
-from ..networks.configs import downscale_factor
-from ..utils.errors import ConfigError
+from ..networks.configs import downscale_factor, read_new_config
+from ..utils.errors import ConfigError, ModelError
 from ..utils.processes.world import World
 from ..utils.text import did_you_mean
+from .settings.average import AverageSettings
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,11 @@ class Sitting:
 class Family:
     """A kind of model. A subclass says what it is made of, what a batch must hold, and what the loss is.
 
-    name: that of its module. plural: of its models, in messages. Config: the dataclass of its settings, whose `family`
-    is that name. components: its networks by name, each with its kind in `networks.configs`, or the name of a class of
-    its own; those of `optional` are there with some settings. needs_process: whether its model.json must describe one.
-    unsupported, half_precision_levels: training settings that it refuses, levels that it takes. export_folder: in the
-    run's folder.
+    Config: the dataclass of its settings. name: that of its module, which its settings say as `family`. plural: of its
+    models, in messages. components: its networks by name, each with its kind in `networks.configs`, or the name of a
+    class of its own; those of `optional` are there with some settings. needs_process: whether its model.json must
+    describe one. unsupported, half_precision_levels: training settings that it refuses, levels that it takes.
+    export_folder: in the run's folder.
     """
 
     name: ClassVar[str]
@@ -56,15 +58,20 @@ class Family:
     half_precision_levels: ClassVar[tuple[str, ...]] = ("O1", "O2")
     export_folder: ClassVar[str] = "model"
 
+    def __init_subclass__(cls) -> None:
+        if "Config" in vars(cls):
+            cls.name = cls.Config.family
+
     def check(self, config, data) -> None:
         """Raises ConfigError, ModelError for what cannot work. Neither rows nor networks are needed, nor paddle."""
 
     def identity(self, config, data) -> dict:
-        """What else the loss depends on, beside options of identity, by name, JSON-ready."""
-        return {}
+        """What else the loss depends on, beside options of identity, by name, JSON-ready: the average."""
+        return {"ema": str(self.average(config))}
 
     def average(self, config):
         """The form of the moving average that is asked for (`networks.ema`); None for none."""
+        return config.decay() if isinstance(config, AverageSettings) else None
 
     def networks(self, config, data) -> dict:
         """What `build` would build, by name, each a `weights.model_file.Component`: no more than configs is read.
@@ -149,13 +156,23 @@ def check_family(config, data, arguments) -> None:
     family.check(config, data)
 
 
+def published_config(kind: str, name: str, place: str) -> dict:
+    """The completed config of the component `name` of a published model that is not here. Raises ModelError where it is
+    not known."""
+    # Of EfficientNets one is published, and that without its config.
+    file = "effnet_v2_s" if kind == "effnet" else published_network(name, place)
+    if file is None:
+        raise ModelError(f"{place}: there is no config.json of its {name} here; download the model first")
+    return read_new_config(kind, file, f"--{name}_name_or_path")
+
+
 def check_sizes(vae, data) -> None:
     """Raises ConfigError where the pictures of a run have sides that a VAE, by its config, does not take."""
     check_sides(downscale_factor(vae), "the VAE's", data)
 
 
 def check_sides(factor: int, whose: str, data) -> None:
-    """Raises ConfigError where they have sides that are no multiples of a downscaling factor, the VAE's or another."""
+    """Raises ConfigError where they have sides that are not multiples of a downscaling factor, the VAE's or another."""
     if data.resolution <= 0 or data.resolution % factor:
         raise ConfigError(f"--resolution {data.resolution} must be a multiple of {factor}, {whose} downscaling factor")
     made = data.buckets in ("ratios", "steps")

@@ -10,7 +10,7 @@ from ..networks.configs import paella_factor
 from ..utils.errors import ConfigError
 from .autoencoder import Autoencoder, ReconstructionSettings
 from .base import check_sides
-from .settings.cascade import config_option, weights_option
+from .common.cascade import config_option, weights_option
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,6 @@ class CascadeAutoencoderConfig(ReconstructionSettings):
 class CascadeAutoencoder(Autoencoder):
     """Trains all of it."""
 
-    name = "cascade_autoencoder"
     plural = "autoencoders of Stable Cascade"
     Config = CascadeAutoencoderConfig
     components: ClassVar = {"vqgan": "vqgan", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
@@ -42,12 +41,6 @@ class CascadeAutoencoder(Autoencoder):
     def check_sides(self, network, data) -> None:
         """By its downscaling factor."""
         check_sides(paella_factor(network), "stage A's", data)
-
-    def build_network(self, config: CascadeAutoencoderConfig, seed: int):
-        """Anew."""
-        from ..networks.build import build_paella
-
-        return build_paella(config.network_config(), seed)
 
     def objective(self, vqgan, config: CascadeAutoencoderConfig, settings: dict):
         """The model to train."""

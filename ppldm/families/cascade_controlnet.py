@@ -13,8 +13,8 @@ from ..networks.config_fields import CASCADE_BLOCKS, CONTROL_BOTTLENECKS
 from ..networks.configs import check_config
 from ..utils.errors import ConfigError, ModelError
 from .cascade_prior import CascadePrior
-from .settings.cascade import PriorSettings, weights_option
-from .settings.control import ControlSettings
+from .common.cascade import PriorSettings, weights_option
+from .settings.text_to_image import ControlSettings
 
 _NAME, _PUBLISHED_BLOCKS = "controlnet", (0, 4, 8, 12, 51, 55, 59, 63)
 _new = partial(
@@ -51,13 +51,13 @@ class CascadeControlNetConfig(ControlSettings, PriorSettings):
 
 
 class CascadeControlNet(CascadePrior):
-    """Trains the control network alone."""
+    """Trains only the control network."""
 
-    name = "cascade_controlnet"
     plural = "ControlNets of Stable Cascade"
     Config = CascadeControlNetConfig
     components: ClassVar = {**CascadePrior.components, _NAME: "cascade_controlnet"}
     export_folder = _NAME
+    model = "control.ControlledPriorModel"
 
     def unsaved(self, config: CascadeControlNetConfig) -> tuple[str, ...]:
         """What is frozen."""
@@ -120,12 +120,6 @@ class CascadeControlNet(CascadePrior):
         made = self.new_config(name, config, found)
         self.check_fit({**found, name: made})
         return new_controlnet(parts["effnet"], made, seed)
-
-    def assemble(self, parts: dict, process):
-        """Of the parts by their names."""
-        from ..networks.cascade.control import ControlledPriorModel
-
-        return ControlledPriorModel(**parts, process=process)
 
     def inputs(self, config: CascadeControlNetConfig, configs: dict, process) -> dict:
         """Those of stage C, and the control image."""

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from ..networks.configs import paella_factor
 from ..utils.rng import Stream
-from .common.cascade import CascadeStage
-from .settings.cascade import CascadeSettings, config_option, weights_option
+from .common.cascade import CascadeSettings, CascadeStage, config_option, weights_option
 
 
 @dataclass(kw_only=True)
@@ -29,25 +28,16 @@ class CascadeDecoderConfig(CascadeSettings):
 class CascadeDecoder(CascadeStage):
     """Trains stage B."""
 
-    name = "cascade_decoder"
     plural = "decoders of Stable Cascade"
     Config = CascadeDecoderConfig
     components: ClassVar = {**CascadeStage.frozen, "vqgan": "vqgan", "decoder": "cascade_decoder"}
     export_folder = "decoder"
-
-    def joints(self):
-        """Latents of both kinds, and captions."""
-        return (
-            ("effnet", "latent_channels", "decoder", "effnet_in_channels"),
-            ("vqgan", "latent_channels", "decoder", "in_channels"),
-            ("text_encoder", "projection_dim", "decoder", "clip_text_pooled_in_channels"),
-        )
-
-    def assemble(self, parts: dict, process):
-        """Of the parts by their names."""
-        from ..networks.cascade.decoder import CascadeDecoderModel
-
-        return CascadeDecoderModel(**parts, process=process)
+    model = "stages.CascadeDecoderModel"
+    joints = (
+        ("effnet", "latent_channels", "decoder", "effnet_in_channels"),
+        ("vqgan", "latent_channels", "decoder", "in_channels"),
+        ("text_encoder", "projection_dim", "decoder", "clip_text_pooled_in_channels"),
+    )
 
     def inputs(self, config: CascadeDecoderConfig, configs: dict, process) -> dict:
         """The picture, its caption, a noise level, noise of the latents, and how the EfficientNet sees the picture."""

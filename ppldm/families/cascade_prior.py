@@ -7,9 +7,8 @@ from typing import ClassVar
 from ..networks.configs import EFFNET_FACTOR
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream
-from .common.cascade import CascadeStage
+from .common.cascade import CascadeStage, PriorSettings
 from .settings.adapters import AdapterSettings, lora_components, lora_modules
-from .settings.cascade import PriorSettings
 
 
 @dataclass(kw_only=True)
@@ -35,12 +34,18 @@ class CascadePriorConfig(AdapterSettings, PriorSettings):
 class CascadePrior(CascadeStage):
     """Trains stage C."""
 
-    name = "cascade_prior"
     plural = "priors of Stable Cascade"
     Config = CascadePriorConfig
     components: ClassVar = {**CascadeStage.frozen, "image_encoder": "image_encoder", "prior": "cascade_prior"}
     optional = ("image_encoder",)
     export_folder = "prior"
+    model = "stages.CascadePriorModel"
+    joints = (
+        ("effnet", "latent_channels", "prior", "in_channels"),
+        ("text_encoder", "hidden_size", "prior", "clip_text_in_channels"),
+        ("text_encoder", "projection_dim", "prior", "clip_text_pooled_in_channels"),
+        ("image_encoder", "projection_dim", "prior", "clip_image_in_channels"),
+    )
 
     def check(self, config: CascadePriorConfig, data) -> None:
         """Cached latents, beside which there are no pictures to be told of."""
@@ -53,30 +58,14 @@ class CascadePrior(CascadeStage):
         if data.text_embeddings != "off" and getattr(config, "train_tokens", None):
             raise ConfigError("--train_tokens changes what captions are embedded as; omit --text_embeddings")
 
-    def joints(self):
-        """Latents, words, captions and pictures."""
-        return (
-            ("effnet", "latent_channels", "prior", "in_channels"),
-            ("text_encoder", "hidden_size", "prior", "clip_text_in_channels"),
-            ("text_encoder", "projection_dim", "prior", "clip_text_pooled_in_channels"),
-            ("image_encoder", "projection_dim", "prior", "clip_image_in_channels"),
-        )
-
     def build(self, config: CascadePriorConfig, data, seed: int):
         """With its adapters."""
-
         model = super().build(config, data, seed)
         if config.trains_adapters:
-            from ..networks.adapters.adapt import adapt
+            from ..networks.adapters import adapt
 
             adapt(model, config, seed)
         return model
-
-    def assemble(self, parts: dict, process):
-        """Of the parts by their names."""
-        from ..networks.cascade.prior import CascadePriorModel
-
-        return CascadePriorModel(**parts, process=process)
 
     def inputs(self, config: CascadePriorConfig, configs: dict, process) -> dict:
         """The picture, its caption, a noise level, noise of the small latents, and whether the picture is told."""

@@ -13,8 +13,7 @@ from ..data.control.spec import make_filter
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
 from .common.text_to_image import TextToImage
-from .settings.control import ControlSettings
-from .settings.text_to_image import UNetSettings
+from .settings.text_to_image import ControlSettings, UNetSettings
 
 _model = partial(option, section="model")
 
@@ -24,7 +23,6 @@ class ControlNetConfig(ControlSettings, UNetSettings):
     """The base, and what is trained beside it."""
 
     family: ClassVar[str] = "controlnet"
-    loop_defaults: ClassVar[dict] = {}
     trains_text_encoder = False
     starts_from_pipeline = True
 
@@ -54,9 +52,8 @@ class ControlNetConfig(ControlSettings, UNetSettings):
 
 
 class ControlNet(TextToImage):
-    """Trains the control network alone."""
+    """Trains only the control network."""
 
-    name = "controlnet"
     plural = "ControlNets"
     Config = ControlNetConfig
     components: ClassVar = {**TextToImage.components, "controlnet": "controlnet"}

@@ -7,8 +7,7 @@ docs/models.md has the recipes.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .common.transformer import TextToImageTransformer
-from .settings.transformer import TransformerSettings
+from .common.transformer import TextToImageTransformer, TransformerSettings
 
 
 @dataclass(kw_only=True)
@@ -21,7 +20,6 @@ class DitConfig(TransformerSettings):
 class DiT(TextToImageTransformer):
     """Of PixArt-alpha's text-to-image DiT."""
 
-    name = "dit"
     plural = "DiTs"
     masks_padding = True
     Config = DitConfig

@@ -31,7 +31,6 @@ class LdmConfig(UNetSettings):
     """What is trained: which components, from where, with which target."""
 
     family: ClassVar[str] = "ldm"
-    loop_defaults: ClassVar[dict] = {}
     new_text_encoder = "ldmbert"
     default_tokenizer = DEFAULT_TOKENIZER
     how_to_freeze = "add --freeze_text_encoder, or start from a frozen one with --pretrained_text_encoder_name"
@@ -124,7 +123,6 @@ class LdmConfig(UNetSettings):
 class LatentDiffusion(TextToImage):
     """Of an LDMBert that is trained, or of a text encoder that is frozen."""
 
-    name = "ldm"
     Config = LdmConfig
 
 

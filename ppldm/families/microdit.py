@@ -7,8 +7,7 @@ A mixer tells patches of one another before most of them are left out. docs/mode
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .common.transformer import TextToImageTransformer
-from .settings.transformer import TransformerSettings
+from .common.transformer import TextToImageTransformer, TransformerSettings
 
 
 @dataclass(kw_only=True)
@@ -21,7 +20,6 @@ class MicroDitConfig(TransformerSettings):
 class MicroDiT(TextToImageTransformer):
     """Of micro_diffusion's transformer."""
 
-    name = "microdit"
     plural = "MicroDiTs"
     Config = MicroDitConfig
 

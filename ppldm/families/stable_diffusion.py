@@ -29,7 +29,6 @@ class StableDiffusionConfig(PartsSettings, UNetSettings):
     """What is trained, and where its components come from."""
 
     family: ClassVar[str] = "stable_diffusion"
-    loop_defaults: ClassVar[dict] = {}
     new_text_encoder = "clip"
 
     unet_name_or_path: str | None = _model(
@@ -46,7 +45,6 @@ class StableDiffusionConfig(PartsSettings, UNetSettings):
 class StableDiffusion(TextToImage):
     """Of CLIP's text encoder."""
 
-    name = "stable_diffusion"
     plural = "Stable Diffusion models"
     Config = StableDiffusionConfig
 

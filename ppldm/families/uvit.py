@@ -7,8 +7,7 @@ docs/models.md has the recipes.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .common.transformer import TextToImageTransformer
-from .settings.transformer import TransformerSettings
+from .common.transformer import TextToImageTransformer, TransformerSettings
 
 
 @dataclass(kw_only=True)
@@ -21,7 +20,6 @@ class UVitConfig(TransformerSettings):
 class UViT(TextToImageTransformer):
     """Of ppdiffusers' UViTT2IModel."""
 
-    name = "uvit"
     plural = "UViTs"
     Config = UVitConfig
 

@@ -13,15 +13,14 @@ from ..diffusion.guided import draw
 from ..diffusion.process import Process
 from ..families.cascade_controlnet import control_misfits
 from ..networks.cascade.control import ControlledPriorModel
-from ..networks.cascade.decoder import CascadeDecoderModel
-from ..networks.cascade.prior import CascadePriorModel
+from ..networks.cascade.stages import CascadeDecoderModel, CascadePriorModel
 from ..networks.configs import EFFNET_FACTOR, LABELS, paella_factor
 from ..utils.errors import ConfigError, ModelError
 from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.fetch import locate_model
 from ..weights.fill import fill_component
-from ..weights.folders import COMPONENT_FOLDERS, is_checkpoint
+from ..weights.folders import is_checkpoint
 from ..weights.read import read_cascade, read_component
 from .beginning import check_sides
 from .pipeline import TextToImage
@@ -49,13 +48,13 @@ def load_stages(
         raise ConfigError(f"{path} is stage C of Stable Cascade, which draws latents; name stage B too: --decoder")
     if lora:
         raise ConfigError("--lora is not there for Stable Cascade; export the model with --export_merged")
-    other = read_cascade(locate_model(decoder, COMPONENT_FOLDERS, offline), None, ema)
+    other = read_cascade(locate_model(decoder, offline), None, ema)
     if other is None or "cascade_decoder" not in other.components:
         raise ConfigError(
             f"--decoder {decoder} is not stage B of Stable Cascade; give a checkpoint or a pipeline of it"
         )
     if controlnet is not None:
-        place = locate_model(controlnet, COMPONENT_FOLDERS, offline)
+        place = locate_model(controlnet, offline)
         own = read_component(_CONTROL, place, None, ema and is_checkpoint(place))
         if problem := next(control_misfits(own.config, prior.components["cascade_prior"].config), None):
             raise ModelError(f"{problem}; give --controlnet the one that was trained beside {path}")

@@ -35,11 +35,11 @@ def export(
     from ..weights.folders import FOLDERS
     from ..weights.layouts.cascade import write_cascade
     from ..weights.lora.merge import add_loras
-    from ..weights.read import COMPONENT_FOLDERS, read_cascade, read_weights
+    from ..weights.read import read_cascade, read_weights
     from ..weights.write import why_drawn_by_ppldm, write_weights
 
     quiet_libraries()
-    source = locate_model(model, COMPONENT_FOLDERS, offline)
+    source = locate_model(model, offline)
     refuse_to_overwrite(source, target)
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"no tokenizer folder {tokenizer}; --tokenizer names one with vocab.txt")

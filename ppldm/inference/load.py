@@ -11,7 +11,7 @@ from ..utils.log import get_logger
 from ..utils.machine.devices import current_device
 from ..weights.components import Weights
 from ..weights.fetch import locate_model
-from ..weights.folders import COMPONENT_FOLDERS, FOLDERS
+from ..weights.folders import FOLDERS
 from ..weights.lora.merge import add_loras
 from ..weights.noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.read import read_cascade, read_weights
@@ -56,7 +56,7 @@ def load(
     engine, dtype = engine or EAGER, dtype or FLOAT32
     check_engine(engine)
     check_dtype(dtype, current_device())
-    source = locate_model(path, COMPONENT_FOLDERS, offline)
+    source = locate_model(path, offline)
     if prior := read_cascade(source, original_config_file, ema):
         asked = {"--engine": engine != EAGER, "--dtype": dtype != FLOAT32, "--prediction-type": prediction_type}
         _refuse({**asked, "--rescale-betas-zero-snr": rescale_betas_zero_snr}, "not for Stable Cascade")

@@ -44,15 +44,15 @@ def extract(
         raise ConfigError(f"--rank {rank} must be 1 or more; 16 is usual")
     target = local_path(out)
     from ..weights.fetch import locate_model
-    from ..weights.folders import COMPONENT_FOLDERS, FOLDERS
+    from ..weights.folders import FOLDERS
     from ..weights.lora.extract import check_keys, extract_lora
     from ..weights.lora.files import write_lora
     from ..weights.lora.keys import COMPONENTS
     from ..weights.read import read_weights
 
     kinds = [name for name in COMPONENTS if name in FOLDERS]  # of text-to-image models
-    before = read_weights(locate_model(base, COMPONENT_FOLDERS, offline), kinds)
-    after = read_weights(locate_model(tuned, COMPONENT_FOLDERS, offline), kinds, ema=ema)
+    before = read_weights(locate_model(base, offline), kinds)
+    after = read_weights(locate_model(tuned, offline), kinds, ema=ema)
     check_keys(before, after, to)
     lora, kept = extract_lora(before, after, rank)
     lora.metadata.update(base=base, tuned=tuned)

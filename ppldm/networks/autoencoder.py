@@ -9,7 +9,7 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from .encoders import to_unit_range
-from .losses.adversarial import GradientBalance, hinge_loss
+from .losses import GradientBalance, hinge_loss
 from .model import Component, Loss, Model, freeze
 
 RECONSTRUCTION_LOSSES = ("l1", "mse", "l1_mse")
@@ -23,8 +23,8 @@ class AutoencoderObjective(Model):
     of pixels in -1 .. 1 (`l1`), the mean squared one (`mse`) or their sum (`l1_mse`), plus `perceptual_weight` times
     LPIPS, plus `kl_weight` times the KL in nats a picture over (3 H W). The discriminator D neither runs nor learns in
     the first `adversarial_start` updates, nor in evaluation mode. Afterwards two terms come on top:
-    `adversarial_weight` times the balance (`losses.adversarial`) times - mean D(reconstruction), of which D gets no
-    gradient, and the hinge loss of D, of which the autoencoder gets none.
+    `adversarial_weight` times the balance (`losses`) times - mean D(reconstruction), which gives D no
+    gradient, and the hinge loss of D, which gives the autoencoder none.
     `decoder_only`: the encoder, and with it what latents are, stays as it is.
     A batch holds pixel_values [B, 3, H, W] uint8 and posterior_noise [B, C, h, w] float32; nothing is drawn here.
 

@@ -34,6 +34,17 @@ CLASSES = {
     "image_encoder": "ppdiffusers.transformers.clip.configuration.CLIPVisionConfig",
     "cascade_controlnet": "ppldm.networks.cascade.control.CascadeControlNet",
 }
+_CLIP_CLASSES = "ppdiffusers.transformers"
+# By kind, or by the name above: the classes of networks that take their settings as an object of the class above, and
+# of those that have no settings here.
+NETWORKS = {
+    "ldmbert": "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertModel",
+    "clip": f"{_CLIP_CLASSES}.CLIPTextModel",
+    "projected_text_encoder": f"{_CLIP_CLASSES}.CLIPTextModelWithProjection",
+    "image_encoder": f"{_CLIP_CLASSES}.CLIPVisionModelWithProjection",
+    "PatchDiscriminator": "ppldm.networks.losses.PatchDiscriminator",
+    "Lpips": "ppldm.networks.losses.Lpips",
+}
 _CASCADE = (
     "in_channels out_channels conditioning_dim block_out_channels num_attention_heads down_num_layers_per_block "
     "up_num_layers_per_block block_types_per_layer"
@@ -108,7 +119,7 @@ _OFF = Condition("false (ppdiffusers' network does not run with it)", lambda val
 _NOT_SET = Condition("null (ppdiffusers cannot build anything else)", NULL.holds)
 _TEXT = Condition("a text", lambda value: isinstance(value, str))
 _NUMBER = Condition("a number", _is_number)
-_POSITIVE = Condition("a number above 0", lambda value: _is_number(value) and value > 0)
+POSITIVE = Condition("a number above 0", lambda value: _is_number(value) and value > 0)
 _SHARE = Condition("a number from 0 to below 1", lambda value: _is_number(value) and 0 <= value < 1)
 _ASCENDING = Condition(
     "an ascending list of whole numbers from 0", lambda value: fits(value, [_TOKEN]) and value == sorted(set(value))
@@ -139,7 +150,7 @@ _RULES = {
     "encoder_hid_dim_type": "text_proj|text_image_proj|image_proj",
     "freq_shift latents_mean latents_std shift_factor": _NUMBER,
     "mid_block_type": ("UNetMidBlock2DCrossAttn|UNetMidBlock2DSimpleCrossAttn|UNetMidBlock2D", NULL),
-    "qk_scale": _POSITIVE,
+    "qk_scale": POSITIVE,
     "resnet_time_scale_shift": "default|scale_shift|ada_group",
     "reverse_transformer_layers_per_block": (_BY_LAYER,),
     "time_embedding_type": "positional|fourier",
@@ -214,7 +225,7 @@ def rule_of(kind: str, setting: str) -> tuple:
     word = type(first).__name__ if isinstance(first, (bool, float)) else next(iter(_TYPES.findall(hint)), "")
     rule = _RULE_OF.get(f"{CLASSES[kind].rpartition('.')[2]}.{setting}") or _RULE_OF.get(setting)
     if rule is None and word == "float":
-        rule = _SHARE if "drop" in setting else _POSITIVE
+        rule = _SHARE if "drop" in setting else POSITIVE
     elif rule is None:
         rule = {"bool": bool, "int": _COUNT if _IS_COUNT(setting) else _SIZE, "str": _TEXT}.get(word, NULL)
     if not isinstance(rule, tuple):
@@ -235,7 +246,7 @@ def ignored_by(kind: str) -> frozenset[str]:
 
 
 def _source_of(module: str) -> str:
-    """The source of a module of an installed package, of which nothing is imported. Raises EnvironmentProblem."""
+    """The source of a module of an installed package, without an import of it. Raises EnvironmentProblem."""
     package, *inner = module.split(".")
     try:
         return Path(find_spec(package).submodule_search_locations[0], *inner).with_suffix(".py").read_bytes().decode()

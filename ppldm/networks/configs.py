@@ -15,7 +15,7 @@ from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
 from ..utils.files import read_json_object
 from ..utils.text import did_you_mean
-from .config_fields import CLASSES, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
+from .config_fields import CLASSES, NETWORKS, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
 
 _NAMES = {
     "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
@@ -130,6 +130,14 @@ def table_of(kind: str, config: dict) -> str:
     return max(tables, key=lambda table: len((tables[table] & config.keys()) - shared))
 
 
+def network_class(kind: str, config: dict) -> str:
+    """Where the class of a network is, by its kind, which may be one without settings, and its config."""
+    if kind in NETWORKS:
+        return NETWORKS[kind]
+    table = table_of(kind, config)
+    return NETWORKS.get(table, CLASSES[table])
+
+
 def downscale_factor(vae) -> int:
     """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, or of an EfficientNet encoder."""
     return EFFNET_FACTOR if is_effnet(vae) else 2 ** (len(vae["block_out_channels"]) - 1)
@@ -237,7 +245,7 @@ def _misfits(configs: dict[str, dict], drawn: bool):
 
 
 def _problems(table: str, config: dict):
-    """What is wrong with settings of which each for itself may be: first laws of every network that has them."""
+    """What is wrong with settings that may each be by itself: first laws of every network that has them."""
     levels = next((name for name in _LEVELS if name in config), None)
     for name, value in config.items():
         if levels and isinstance(value, list) and name not in _OTHER_LISTS and len(value) != len(config[levels]):

@@ -88,7 +88,7 @@ def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
 def new_controlnet(unet: nn.Layer, config: dict, seed: int) -> ControlNetModel:
     """A control network that copies a UNet's encoder, and changes nothing yet."""
     with paddle.utils.unique_name.guard("controlnet_"):  # the names of the base's parameters are taken
-        made = make_network(ControlNetModel, config)
+        made = make_network("controlnet", config)
     embedding = init_like_pytorch(made.controlnet_cond_embedding, seed, salt=5)
     for parameter in embedding.conv_out.parameters():
         parameter.zero_()

@@ -59,18 +59,24 @@ class LevelErrors(nn.Layer):
 
 
 class DenoisingModel(Model):
-    """A subclass calls `set_process` once its networks are there, and `denoising_loss` in its forward. `denoiser` is
-    the network that predicts. `diffusion.guided` draws with `condition` and `denoise`; sampling: what it is told beside
-    the process. led_by: the input by which pictures lead what is drawn, of a model that has it. words: the name in
-    `condition` of the states of a caption's words, where it is told no other of the caption. coarse_noise: whether it
-    is drawn from `utils.rng.pyramid`. usual: how it is drawn where nothing else is asked for.
+    """A subclass calls `set_process` once its networks are there, and `denoising_loss` in its forward. denoiser_name:
+    of the component that predicts. `diffusion.guided` draws with `condition` and `denoise`; sampling: what it is told
+    beside the process. led_by: the input by which pictures lead what is drawn, of a model that has it. words: the name
+    in `condition` of the states of a caption's words, where it is told no other of the caption. coarse_noise: whether
+    it is drawn from `utils.rng.pyramid`. usual: how it is drawn where nothing else is asked for.
     """
 
+    denoiser_name: str
     sampling: Mapping = MappingProxyType({})
     led_by: str = "control"
     words: str | None = None
     coarse_noise: bool = False
     usual: Drawing = USUAL
+
+    @property
+    def denoiser(self) -> nn.Layer:
+        """What removes the noise."""
+        return getattr(self, self.denoiser_name)
 
     @property
     def takes_mask(self) -> bool:

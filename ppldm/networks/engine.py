@@ -64,7 +64,7 @@ def drawing_layers(model) -> list:
 
 class Compiled:
     """A network's forward, compiled for the shapes and types of each call, which must be of tensors and of what stays
-    the same. Gives a tensor, or, where the network gives an object with `sample`, one with that alone."""
+    the same. Gives a tensor, or, where the network gives an object with `sample`, one with only that."""
 
     def __init__(self, forward, precision: str):
         self._forward, self._precision = forward, precision

@@ -6,6 +6,8 @@ in `named_parameters`.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import paddle
@@ -13,48 +15,81 @@ from paddle import nn
 
 from ..utils.rng import Stream, make_rng
 
+_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2D)
+
+
+@dataclass(frozen=True)
+class _Parameter:
+    """What a rule draws: the parameter `name` of a layer, which is at `path` in the module."""
+
+    layer: nn.Layer
+    path: str
+    name: str
+    shape: list[int]
+    rng: np.random.Generator
+
+    def normal(self, std: float) -> np.ndarray:
+        """N(0, std**2)."""
+        return self.rng.standard_normal(self.shape, dtype=np.float32) * np.float32(std)
+
+    def uniform(self, bound: float) -> np.ndarray:
+        """U(-bound, bound)."""
+        return (self.rng.random(self.shape, dtype=np.float32) * 2 - 1) * np.float32(bound)
+
+    def zeros(self) -> np.ndarray:
+        """No draw at all."""
+        return np.zeros(self.shape, np.float32)
+
+    def he(self) -> np.ndarray:
+        """Weights ~ N(0, 2 / fan_in), biases 0: under which ReLUs keep the variance (He et al. 2015, arXiv:1502.01852,
+        equation 10)."""
+        return self.normal(math.sqrt(2.0 / self.fan_in) if self.name == "weight" else 0.0)
+
+    def xavier(self) -> np.ndarray:
+        """U(-b, b), b = sqrt(6 / (fan_in + fan_out))."""
+        fan_out = self.shape[1] if isinstance(self.layer, nn.Linear) else self.shape[0]
+        return self.uniform(math.sqrt(6.0 / (self.fan_in + fan_out)))
+
+    @property
+    def fan_in(self) -> int:
+        """Inputs to one output: rows of a Linear (Paddle stores [in, out]), channels x kernel of a Conv2D; of a
+        Conv2DTranspose its outputs x kernel, as PyTorch counts them."""
+        if not isinstance(self.layer, (nn.Linear, nn.Conv2D, nn.Conv2DTranspose)):
+            raise TypeError(f"no initialisation rule for {type(self.layer).__name__}.{self.name}")
+        shape = self.layer.weight.shape
+        return shape[0] if isinstance(self.layer, nn.Linear) else int(np.prod(shape[1:]))
+
+
+@paddle.no_grad()
+def _redraw(module: nn.Layer, seed: int, salt: int, draw: Callable[[_Parameter], np.ndarray]) -> nn.Layer:
+    """Set every parameter of `module` to what `draw` gives, and return it. In norms weights and variances are 1, biases
+    and means 0, whatever the rule. `salt` tells modules of one model apart, so that equal layers of two do not start
+    equal."""
+    row = 0
+    for path, layer in module.named_sublayers(include_self=True):
+        for name, parameter in layer.named_parameters(include_sublayers=False):
+            rng = make_rng(seed, Stream.INIT, epoch=salt, row=row)
+            row += 1
+            if isinstance(layer, _NORMS):
+                value = np.full(parameter.shape, 1.0 if name in ("weight", "_variance") else 0.0, np.float32)
+            else:
+                value = draw(_Parameter(layer, path, name, parameter.shape, rng))
+            parameter.set_value(value)
+    return module
+
 
 def init_like_pytorch(module: nn.Layer, seed: int, salt: int, embedding_std: float = 1.0) -> nn.Layer:
     """Draw every parameter of `module` anew, in place, and return it.
 
     Linear and Conv2D: weight and bias ~ U(-b, b), b = 1 / sqrt(fan_in) (torch.nn.Linear.reset_parameters).
-    Embedding: N(0, embedding_std**2). LayerNorm, GroupNorm and BatchNorm: weight 1, bias 0; BatchNorm's running mean 0
-    and variance 1, which are parameters in Paddle.
-    `salt` tells modules of one model apart, so that equal layers of two modules do not start equal.
+    Embedding: N(0, embedding_std**2).
     """
 
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if isinstance(layer, nn.Embedding):
-            return rng.standard_normal(shape, dtype=np.float32) * np.float32(embedding_std)
-        if isinstance(layer, (nn.Linear, nn.Conv2D)):
-            bound = np.float32(1.0 / math.sqrt(_fan_in(layer)))
-            return (rng.random(shape, dtype=np.float32) * 2 - 1) * bound
-        return _draw_norm(layer, name, shape)
+    def draw(one: _Parameter) -> np.ndarray:
+        is_table = isinstance(one.layer, nn.Embedding)
+        return one.normal(embedding_std) if is_table else one.uniform(1.0 / math.sqrt(one.fan_in))
 
     return _redraw(module, seed, salt, draw)
-
-
-@paddle.no_grad()
-def _redraw(module: nn.Layer, seed: int, salt: int, draw) -> nn.Layer:
-    row = 0
-    for layer in module.sublayers(include_self=True):
-        for name, parameter in layer.named_parameters(include_sublayers=False):
-            rng = make_rng(seed, Stream.INIT, epoch=salt, row=row)
-            row += 1
-            parameter.set_value(draw(layer, name, parameter.shape, rng))
-    return module
-
-
-def _draw_norm(layer: nn.Layer, name: str, shape) -> np.ndarray:
-    if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2D)):
-        return np.full(shape, 1.0 if name in ("weight", "_variance") else 0.0, dtype=np.float32)
-    raise TypeError(f"no initialisation rule for {type(layer).__name__}.{name}")
-
-
-def _fan_in(layer) -> int:
-    """Inputs to one output: rows of a Linear (Paddle stores [in, out]), channels x kernel of a Conv2D."""
-    shape = layer.weight.shape
-    return shape[0] if isinstance(layer, nn.Linear) else int(np.prod(shape[1:]))
 
 
 def init_text_encoder(text_encoder: nn.Layer, seed: int) -> nn.Layer:
@@ -70,15 +105,11 @@ def init_clip(text_encoder: nn.Layer, seed: int) -> nn.Layer:
     stds = {"token_embedding": 0.02, "position_embedding": 0.01, "fc1": (2 * width) ** -0.5}
     stds |= dict.fromkeys(("q_proj", "k_proj", "v_proj", "text_projection"), width**-0.5)
     stds |= dict.fromkeys(("out_proj", "fc2"), (2 * width * layers) ** -0.5)
-    leaves = {id(layer): name.rpartition(".")[2] for name, layer in text_encoder.named_sublayers()}
 
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if isinstance(layer, (nn.Linear, nn.Embedding)):
-            std = stds[leaves[id(layer)]] if name == "weight" else 0.0
-            return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
-        return _draw_norm(layer, name, shape)
+    def draw(one: _Parameter) -> np.ndarray:
+        return one.normal(stds[one.path.rpartition(".")[2]] if one.name == "weight" else 0.0)
 
-    return _redraw(text_encoder, seed, salt=4, draw=draw)
+    return _redraw(text_encoder, seed, 4, draw)
 
 
 @paddle.no_grad()
@@ -107,72 +138,52 @@ def init_transformer(transformer: nn.Layer, seed: int) -> nn.Layer:
 
     DiT: as PixArt-alpha's code has it, biases 0, weights ~ U(-b, b), b = sqrt(6 / (fan_in + fan_out)), but for the
     layers of noise levels and captions, N(0, 0.02**2); what a block adds of captions and the output start as 0, so that
-    the first loss of epsilon prediction is 1. Its tables ~ N(0, 1 / width). A MicroDiT: `_draw_microdit`.
+    the first loss of epsilon prediction is 1. Its tables ~ N(0, 1 / width).
     """
-    if type(transformer).__name__ == "MicroDiT":
-        return _redraw(transformer, seed, salt=5, draw=_draw_microdit(transformer))
-    names = {id(layer): name for name, layer in transformer.named_sublayers()}
     uvit = hasattr(transformer, "decoder_pred")
 
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        whole = names.get(id(layer), "")
-        if isinstance(layer, nn.LayerNorm):
-            return _draw_norm(layer, name, shape)
-        if name == "scale_shift_table":
-            return rng.standard_normal(shape, dtype=np.float32) / np.float32(math.sqrt(shape[-1]))
-        if uvit and isinstance(layer, nn.Conv2D):
-            return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(1.0 / math.sqrt(_fan_in(layer)))
-        if name == "bias" or whole == "proj_out" or ".attn2.to_out." in whole:
-            return np.zeros(shape, np.float32)
-        if uvit or whole.startswith(("adaln_single", "caption_projection")):
-            return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
-        fans = _fan_in(layer) + (shape[1] if isinstance(layer, nn.Linear) else shape[0])
-        return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(math.sqrt(6.0 / fans))
+    def draw(one: _Parameter) -> np.ndarray:
+        if one.name == "scale_shift_table":
+            return one.normal(1.0) / np.float32(math.sqrt(one.shape[-1]))
+        if uvit and isinstance(one.layer, nn.Conv2D):
+            return one.uniform(1.0 / math.sqrt(one.fan_in))
+        if one.name == "bias" or one.path == "proj_out" or ".attn2.to_out." in one.path:
+            return one.zeros()
+        is_small = uvit or one.path.startswith(("adaln_single", "caption_projection"))
+        return one.normal(0.02) if is_small else one.xavier()
 
-    return _redraw(transformer, seed, salt=5, draw=draw)
+    return _redraw(transformer, seed, 5, draw)
 
 
-def _draw_microdit(transformer: nn.Layer):
+def init_microdit(transformer: nn.Layer, seed: int) -> nn.Layer:
     """As micro_diffusion's code has it: biases 0 (there not that of patches), weights ~ N(0, 0.02**2), but for those of
     patches and between widths, U(-b, b), b = sqrt(6 / (fan_in + fan_out)). What ends a residual branch of the n-th
     block, and the second matrix of a gated layer, have 0.02 (2 n)**-0.5, in the mixer with all blocks for n. What
     depends on noise levels (adaLN), what mixes captions, and the output start as 0."""
-    names = {id(layer): name for name, layer in transformer.named_sublayers()}
 
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if isinstance(layer, nn.LayerNorm):
-            return _draw_norm(layer, name, shape)
-        first, *inner = f"{names[id(layer)]}.{name}".removesuffix(".weight").split(".")
+    def draw(one: _Parameter) -> np.ndarray:
+        first, *inner = f"{one.path}.{one.name}".removesuffix(".weight").split(".")
         ends = inner[-1] in ("proj", "w2", "w3")
         mixes_captions = first == "y_emb_preprocess" and inner[-1] in ("proj", "w3")
-        if name == "bias" or "adaLN_modulation" in inner or inner[-1] == "linear" or mixes_captions:
-            return np.zeros(shape, np.float32)
+        if one.name == "bias" or "adaLN_modulation" in inner or inner[-1] == "linear" or mixes_captions:
+            return one.zeros()
         if first.startswith(("x_embedder", "patch_mixer_map")):
-            fans = _fan_in(layer) + (shape[1] if isinstance(layer, nn.Linear) else shape[0])
-            return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(math.sqrt(6.0 / fans))
+            return one.xavier()
         std = 0.02
         if ends and first in ("blocks", "patch_mixer"):
             std *= (2 * (int(inner[0]) + 1 if first == "blocks" else transformer.config.depth)) ** -0.5
-        return rng.standard_normal(shape, dtype=np.float32) * np.float32(std)
+        return one.normal(std)
 
-    return draw
+    return _redraw(transformer, seed, 5, draw)
 
 
 def init_autoencoder(vae: nn.Layer, seed: int) -> nn.Layer:
-    """An autoencoder: Linear and Conv2D weights ~ N(0, 2 / fan_in) (He et al. 2015,
-    arXiv:1502.01852), biases 0.
+    """An autoencoder: `_Parameter.he`.
 
     Its path from pixels to pixels has no shortcut around it, so PyTorch's smaller weights learn more slowly: after the
     quickstart's 1,500 updates the reconstructions had 24.9 dB from those.
     """
-
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if isinstance(layer, (nn.Linear, nn.Conv2D)):
-            scale = math.sqrt(2.0 / _fan_in(layer)) if name == "weight" else 0.0
-            return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
-        return _draw_norm(layer, name, shape)
-
-    return _redraw(vae, seed, salt=3, draw=draw)
+    return _redraw(vae, seed, 3, _Parameter.he)
 
 
 @paddle.no_grad()
@@ -195,81 +206,56 @@ def init_paella(vqgan: nn.Layer, seed: int) -> nn.Layer:
     weights ~ N(0, 1 / fan_in), biases 0, and zeros in what its blocks add. Its codes ~ N(0, 1), as latents are behind
     their norm, so that each is near to some and learns."""
 
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if isinstance(layer, nn.BatchNorm2D):
-            return _draw_norm(layer, name, shape)
-        if name != "weight":
-            return np.zeros(shape, np.float32)
-        scale = 1.0 if isinstance(layer, nn.Embedding) else _fan_in(layer) ** -0.5
-        return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+    def draw(one: _Parameter) -> np.ndarray:
+        if one.name != "weight":
+            return one.zeros()
+        return one.normal(1.0 if isinstance(one.layer, nn.Embedding) else one.fan_in**-0.5)
 
-    return _redraw(vqgan, seed, salt=7, draw=draw)
+    return _redraw(vqgan, seed, 7, draw)
 
 
 def init_discriminator(discriminator: nn.Layer, seed: int) -> nn.Layer:
     """Convolutions ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0."""
-
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if isinstance(layer, nn.Conv2D):
-            return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02 if name == "weight" else 0.0)
-        return _draw_norm(layer, name, shape)
-
-    return _redraw(discriminator, seed, salt=26, draw=draw)
+    return _redraw(discriminator, seed, 26, lambda one: one.normal(0.02 if one.name == "weight" else 0.0))
 
 
 def init_lpips(lpips: nn.Layer, seed: int) -> nn.Layer:
-    """A stand-in for the published weights: VGG16's convolutions ~ N(0, 2 / fan_in), biases 0, and the weights of its
+    """A stand-in for the published weights: VGG16's convolutions as `_Parameter.he` draws them, and the weights of its
     features, which are not negative, ~ U(0, 1)."""
 
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        return rng.random(shape, dtype=np.float32) if shape[0] == 1 else _draw_before_relu(layer, name, shape, rng)
+    def draw(one: _Parameter) -> np.ndarray:
+        return one.rng.random(one.shape, dtype=np.float32) if one.shape[0] == 1 else one.he()
 
-    return _redraw(lpips, seed, salt=27, draw=draw)
+    return _redraw(lpips, seed, 27, draw)
 
 
 def init_inception(inception: nn.Layer, seed: int) -> nn.Layer:
-    """A stand-in for the published weights: convolutions ~ N(0, 2 / fan_in), norms that change nothing."""
-
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        if isinstance(layer, nn.Conv2D):
-            return _draw_before_relu(layer, name, shape, rng)
-        return _draw_norm(layer, name, shape)
-
-    return _redraw(inception, seed, salt=28, draw=draw)
+    """A stand-in for the published weights: convolutions as `_Parameter.he` draws them, norms that change nothing."""
+    return _redraw(inception, seed, 28, _Parameter.he)
 
 
-def _draw_before_relu(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-    """Under which ReLUs keep the variance (He et al. 2015, arXiv:1502.01852, equation 10)."""
-    scale = math.sqrt(2.0 / _fan_in(layer)) if name == "weight" else 0.0
-    return rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
-
-
-@paddle.no_grad()
 def init_cascade(unet: nn.Layer, seed: int) -> nn.Layer:
     """Stable Cascade's network as it was published: weights of Linear and Conv2D ~ U(-b, b), b = sqrt(6 / (fan_in +
     fan_out)) (Glorot and Bengio 2010), biases 0, and of that 0.02 where latents come in; what embeds conditions
     ~ N(0, 0.02**2); zero in what scales by noise levels, in global response norms and where the prediction comes out;
     what ends an MLP divided by the square root of the number of layers down."""
-    names = {id(layer): name for name, layer in unet.named_sublayers()}
     damping = math.sqrt(1 / sum(unet.config.down_num_layers_per_block))
 
-    def draw(layer: nn.Layer, name: str, shape, rng: np.random.Generator) -> np.ndarray:
-        path = names[id(layer)]
-        is_upscaler = isinstance(layer, nn.Conv2DTranspose)  # PyTorch's own: fan_in is of its second side
-        if is_upscaler:
-            bound = 1 / math.sqrt(np.prod(layer.weight.shape[1:]))
-        elif name != "weight" or path == "clf.1" or ".mapper" in path:
-            return np.zeros(shape, np.float32)
-        elif path.startswith(("clip_", "effnet_mapper", "pixels_mapper")):
-            return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
-        else:
-            # Queries, keys and values were one matrix.
-            size, parts = float(np.prod(shape[2:])), 3 if path.endswith(("to_q", "to_k", "to_v")) else 1
-            bound = math.sqrt(6 / (size * (shape[0] + parts * shape[1])))
-            bound *= 0.02 if path == "embedding.1" else damping if path.endswith("channelwise.4") else 1
-        return (rng.random(shape, dtype=np.float32) * 2 - 1) * np.float32(bound)
+    def draw(one: _Parameter) -> np.ndarray:
+        path, shape = one.path, one.shape
+        if isinstance(one.layer, nn.Conv2DTranspose):  # PyTorch's own
+            return one.uniform(1 / math.sqrt(one.fan_in))
+        if one.name != "weight" or path == "clf.1" or ".mapper" in path:
+            return one.zeros()
+        if path.startswith(("clip_", "effnet_mapper", "pixels_mapper")):
+            return one.normal(0.02)
+        # Queries, keys and values were one matrix.
+        size, parts = float(np.prod(shape[2:])), 3 if path.endswith(("to_q", "to_k", "to_v")) else 1
+        bound = math.sqrt(6 / (size * (shape[0] + parts * shape[1])))
+        bound *= 0.02 if path == "embedding.1" else damping if path.endswith("channelwise.4") else 1
+        return one.uniform(bound)
 
-    return _redraw(unet, seed, salt=6, draw=draw)
+    return _redraw(unet, seed, 6, draw)
 
 
 def _zero(layer: nn.Layer) -> None:

@@ -13,14 +13,11 @@ A batch (`families.ldm` says how it is made) carries everything that is random:
     input_noise      the same plus a perturbation: what x_t is made with, where the model asks for it
     posterior_noise  [B, C, h, w] float32, standard normal
     sizes            [B, 6] int64, `data.inputs.Sizes`, where the UNet takes them
-    control          of a subclass that is led by pictures (`controlnet`)
-    kept_patches     of a subclass that leaves some out (`transformers`)
 
 Shapes: B samples, C latent channels, h = H / f and w = W / f for a VAE that scales down by f, L tokens.
 """
 
 from contextlib import nullcontext
-from functools import partial
 
 import paddle
 from paddle import nn
@@ -35,9 +32,9 @@ from .model import Component, Loss, freeze
 class LatentDiffusionModel(DenoisingModel):
     """Frozen VAE, trained text encoder (or frozen) and trained UNet under one loss.
 
-    denoiser_name: of the component that removes the noise, by which a subclass has another one than a UNet. The state
-    dict has the prefixes `vae.`, `text_encoder.` and `unet.`. `text_encoder.to_logits` is kept for the
-    published checkpoints' sake; nothing uses it, so it is not trained. mask_behind: the id of the token that ends a
+    A subclass may have another denoiser than a UNet. The state dict has the prefixes `vae.`, `text_encoder.` and
+    `unet.`. `text_encoder.to_logits` is kept for the published checkpoints' sake; nothing uses it, so it is not
+    trained. mask_behind: the id of the token that ends a
     caption, where attention is to ignore what stands behind it (`--mask_pad_tokens`); None: it ignores nothing, as
     published.
     """
@@ -74,11 +71,6 @@ class LatentDiffusionModel(DenoisingModel):
             freeze(text_encoder.to_logits)
 
     @property
-    def denoiser(self) -> nn.Layer:
-        """What removes the noise."""
-        return getattr(self, self.denoiser_name)
-
-    @property
     def takes_mask(self) -> bool:
         """Whether the UNet is made for inpainting."""
         return self.denoiser_name == "unet" and takes_mask(self.denoiser.config, self.vae.config.latent_channels)
@@ -106,30 +98,18 @@ class LatentDiffusionModel(DenoisingModel):
         else:
             self.text_encoder.gradient_checkpointing_enable()
 
-    @property
-    def prediction_type(self) -> str:
-        """That of the process."""
-        return self.process.prediction_type
-
     def process_settings(self) -> dict:
         """With how the model that it came from is sampled."""
         return self.process.settings() | self.sampling
 
     @paddle.no_grad()
-    def encode(self, pixel_values, posterior_noise):
-        """[B, 3, H, W] uint8 to scaled latents [B, C, h, w] float32: a sample of the VAE's posterior.
-
-        Runs in float32 outside autocast: half precision overflows in common VAEs.
-        """
-        with paddle.amp.auto_cast(enable=False):
-            posterior = self.vae.encode(to_unit_range(pixel_values)).latent_dist
-            return (posterior.mean + posterior.std * posterior_noise) * self.scaling_factor
-
-    @paddle.no_grad()
     def latents(self, posterior_noise, pixel_values=None, moments=None, uncached=None):
-        """Scaled latents [B, C, h, w] of a batch that has pixels or moments, or some of each."""
+        """Scaled latents [B, C, h, w] float32, a sample of the VAE's posterior, of a batch that has pixels or moments,
+        or some of each. Encodes in float32 outside autocast: half precision overflows in common VAEs."""
         if moments is None:
-            return self.encode(pixel_values, posterior_noise)
+            with paddle.amp.auto_cast(enable=False):
+                posterior = self.vae.encode(to_unit_range(pixel_values)).latent_dist
+                return (posterior.mean + posterior.std * posterior_noise) * self.scaling_factor
         mean, std = self.whole_moments(pixel_values, moments, uncached).unbind(1)
         return (mean + std * posterior_noise) * self.scaling_factor
 
@@ -167,7 +147,7 @@ class LatentDiffusionModel(DenoisingModel):
     def drawn_sizes(self, latents):
         """Sizes [B, 6] of pictures that are drawn as `latents`: uncropped, of the size drawn; None where the UNet takes
         none."""
-        if not takes_sizes(self.unet.config):
+        if not takes_sizes(self.denoiser.config):
             return None
         size = [side * downscale_factor(self.vae.config) for side in latents.shape[2:]]
         return paddle.to_tensor([[*size, 0, 0, *size]] * latents.shape[0])
@@ -180,7 +160,7 @@ class LatentDiffusionModel(DenoisingModel):
 
     def denoise(self, noisy, timesteps, **condition):
         """The UNet's output [B, C, h, w] for x_t, under what `condition` and `size_condition` give."""
-        return self.unet(noisy, timesteps, **condition).sample
+        return self.denoiser(noisy, timesteps, **condition).sample
 
     def forward(
         self,
@@ -192,20 +172,15 @@ class LatentDiffusionModel(DenoisingModel):
         moments=None,
         uncached=None,
         input_noise=None,
-        sizes=None,
-        text_embeddings=None,
-        control=None,
-        kept_patches=None,
+        seen=None,
+        **told,
     ) -> Loss:
-        """The `denoising_loss` of latents under captions."""
+        """The `denoising_loss` of latents under captions. told: what else `predict` takes, by the names of its
+        arguments."""
         latents = self.latents(posterior_noise, pixel_values, moments, uncached)
         predict = self.compiled_predict if self.training and self.compiled_predict else self.predict
-        kept = kept_patches if self.training else None
-        given = {"sizes": sizes, "text_embeddings": text_embeddings, "control": control, "kept": kept}
-        given = {name: value for name, value in given.items() if value is not None}
-        seen = None if kept is None else partial(self.patches, kept=kept)
 
         def predicted(noisy, level):
-            return predict(noisy, self.process.times(timesteps, level), input_ids, **given)
+            return predict(noisy, self.process.times(timesteps, level), input_ids, **told)
 
         return self.denoising_loss(predicted, latents, timesteps, noise, input_noise, seen)

@@ -59,7 +59,7 @@ def to_openvino(function: Callable, tensors: Sequence[paddle.Tensor]):
 class _Graph:
     """Paddle's operations so far, as OpenVINO's.
 
-    values: by the ids of Paddle's values. What depends on shapes alone is numpy's; a list is a list.
+    values: by the ids of Paddle's values. What depends only on shapes is numpy's; a list is a list.
     """
 
     def __init__(self, parameters: dict[str, paddle.Tensor]):
@@ -166,7 +166,10 @@ class _Graph:
         axes, starts, ends = attrs["axes"], _known(starts), _known(ends)
         lost = attrs["decrease_axis"]
         if isinstance(value, np.ndarray):
-            cut = value[_cuts(value.ndim, axes, starts, ends)]
+            cuts = [slice(None)] * value.ndim
+            for axis, start, end in zip(axes, starts.tolist(), ends.tolist(), strict=True):
+                cuts[axis] = slice(start, end)
+            cut = value[tuple(cuts)]
             return cut.squeeze(tuple(lost)) if lost else cut
         cut = self.opset.slice(value, starts, ends, np.ones(len(axes), np.int64), np.array(axes))
         return self.opset.squeeze(cut, np.array(lost)) if lost else cut
@@ -179,9 +182,6 @@ class _Graph:
 
     def _gelu(self, attrs, results, value):
         return self.opset.gelu(value, "TANH" if attrs["approximate"] else "ERF")
-
-    def _silu(self, attrs, results, value):
-        return self.opset.swish(value)
 
     def _conv2d(self, attrs, results, value, weight):
         pads, groups = attrs["paddings"], attrs["groups"]
@@ -207,16 +207,12 @@ class _Graph:
         """Sizes from the last axis to the first, before and after."""
         around = _known(sizes).reshape(-1, 2)[::-1]
         around = np.concatenate([np.zeros((len(_sizes(value)) - len(around), 2), np.int64), around])
-        return self._padded(value, around, attrs)
-
-    def _pad3d(self, attrs, results, value, sizes):
-        return self._pad(attrs, results, value, sizes)
-
-    def _padded(self, value, around, attrs):
         number = attrs.get("pad_value", attrs.get("value", 0.0))
         if attrs.get("mode", "constant") != "constant":
             raise ConfigError("the engine openvino pads with a number; omit --engine")
         return self.opset.pad(value, around[:, 0], around[:, 1], "constant", np.float32(number))
+
+    _pad3d = _pad
 
     def _nearest_interp(self, attrs, results, value, wanted, *_):
         """By a factor; or to the sizes of what a UNet has put aside, where latents do not halve evenly."""
@@ -233,13 +229,12 @@ class _Graph:
 _SAME = {
     "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide", "exp": "exp", "sin": "sin",
     "cos": "cos", "sqrt": "sqrt", "tanh": "tanh", "sigmoid": "sigmoid", "relu": "relu", "abs": "abs",
-    "elementwise_pow": "power",
+    "elementwise_pow": "power", "silu": "swish",
 }  # fmt: skip
 
 
 def _dtype(value) -> str:
-    name = str(value.dtype).rpartition(".")[2].lower()
-    return name
+    return str(value.dtype).rpartition(".")[2].lower()
 
 
 def _sizes(value) -> list[int]:
@@ -247,14 +242,7 @@ def _sizes(value) -> list[int]:
 
 
 def _known(value) -> np.ndarray:
-    """A value that depends on shapes alone. Raises ConfigError for another."""
+    """A value that depends only on shapes. Raises ConfigError for another."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     raise ConfigError("the engine openvino needs sizes that no input decides; omit --engine")
-
-
-def _cuts(rank: int, axes, starts, ends) -> tuple[slice, ...]:
-    cuts = [slice(None)] * rank
-    for axis, start, end in zip(axes, starts.tolist(), ends.tolist(), strict=True):
-        cuts[axis] = slice(start, end)
-    return tuple(cuts)

@@ -32,7 +32,7 @@ def power_decay(std: float, update: int) -> float:
 
 
 def combine(stored: list[tuple[float, int]], wanted: list[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(coefficients [len(stored), len(wanted)] float64, of which each column adds up to 1; errors [len(wanted)]).
+    """(coefficients [len(stored), len(wanted)] float64, whose columns each add up to 1; errors [len(wanted)]).
 
     stored, wanted: (standard deviation, number of updates) of each snapshot, and of each average to make. error: the L2
     norm of what the profile is off, by that of the profile itself; of weights that vary independently around a mean, it
@@ -50,7 +50,7 @@ def combine(stored: list[tuple[float, int]], wanted: list[tuple[float, int]]) ->
 
 
 def makeable(stored: list[tuple[float, int]], num_updates: int, worst: float) -> list[float]:
-    """Of standard deviations from 0.01 up, in steps of 0.005, those of which the error is `worst` or less."""
+    """Of standard deviations from 0.01 up, in steps of 0.005, those whose error is `worst` or less."""
     _, errors = combine(stored, [(std, num_updates) for std in _GRID])
     return [float(std) for std, error in zip(_GRID, errors, strict=True) if error <= worst]
 

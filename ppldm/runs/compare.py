@@ -20,8 +20,8 @@ from ..utils.files import local_path
 from ..utils.machine.cpu import load_paddle
 from ..utils.processes.world import World
 from ..utils.report import print_report
-from ..weights.checkpoint_names import checkpoint_name
 from ..weights.components import widen_bfloat16
+from ..weights.folders import checkpoint_name
 from ..weights.formats.paddle_files import read_tree
 from ..weights.runs import find_runs, is_run
 from .read import Line, RunFolder, flatten, open_run

@@ -18,7 +18,7 @@ from ..training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metri
 from ..utils.errors import DataError
 from ..utils.machine.cpu import load_paddle
 from ..utils.web.page import COLOURS, data_url, render, url_of
-from ..weights.checkpoint_names import list_checkpoints, step_of
+from ..weights.folders import list_checkpoints, step_of
 from .plots import SCALE, Curve, draw_sweep
 from .read import RunFolder, flatten
 

@@ -28,7 +28,7 @@ from ..utils.files import is_held, read_json, read_json_object
 from ..utils.grid import read_cells
 from ..utils.log import get_logger
 from ..utils.text import escape
-from ..weights.checkpoint_names import list_checkpoints, step_of
+from ..weights.folders import list_checkpoints, step_of
 from ..weights.model_file import has_model_file, read_model_file
 from ..weights.runs import RUN_FILE, find_runs, one_run
 

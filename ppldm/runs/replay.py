@@ -6,7 +6,7 @@ from ..utils.errors import ConfigError
 from ..utils.files import local_path, read_json
 from ..utils.report import print_report
 from ..utils.variables import set_for_libraries
-from ..weights.checkpoint_names import checkpoint_name, list_checkpoints
+from ..weights.folders import checkpoint_name, list_checkpoints
 from ..weights.runs import one_run
 
 

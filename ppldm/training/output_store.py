@@ -18,7 +18,7 @@ from ..utils.files import atomic_dir, finish_file
 from ..utils.log import get_logger
 from ..utils.processes.rank_watch import SIGNS_DIR
 from ..utils.store import client
-from ..weights.checkpoint_names import is_checkpoint_name, list_checkpoints, step_of
+from ..weights.folders import is_checkpoint_name, list_checkpoints, step_of
 from .checkpoint.checkpoint import MANIFEST, verify
 from .start import LAUNCH_LOGS
 

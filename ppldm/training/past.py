@@ -41,7 +41,7 @@ from ..utils.hidden import reveal
 from ..utils.processes.world import World
 from ..utils.rng import Generators
 from ..utils.text import count_of
-from ..weights.checkpoint_names import checkpoint_name, list_checkpoints
+from ..weights.folders import checkpoint_name, list_checkpoints
 from ..weights.model_file import TOKENIZER_FOLDER, read_model_file
 from ..weights.runs import find_runs
 from .rows import bad_row_policy, crop_rule, open_sources, select_training_rows

@@ -236,7 +236,7 @@ def export_model(family: Family, config, state, dataset, prompts, arguments, met
         shown = (prompt for prompt in prompts if hide(prompt) == prompt)
         metadata["example_prompt"] = next(shown, None) or first_caption(dataset)
     if model.adapters:
-        from ..weights.adapters import write_adapters
+        from ..weights.lora.merge import write_adapters
 
         write_adapters(model, output / ADAPTERS_FOLDER, state.ema, metadata)
     if not model.adapters or config.export_merged:

@@ -35,7 +35,7 @@ from ..utils.processes.rank_watch import barrier, remove_signs, waiting
 from ..utils.processes.world import World
 from ..utils.text import name_ranks
 from ..utils.variables import all_variables
-from ..weights.checkpoint_names import checkpoint_name
+from ..weights.folders import checkpoint_name
 from ..weights.model_file import ModelDescription
 from .checkpoint.checkpoint import (
     TrainerState,

@@ -13,7 +13,7 @@ from ..utils.log import get_logger
 from ..utils.processes.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
 from ..utils.processes.world import World
 from ..utils.variables import all_variables
-from ..weights.checkpoint_names import list_checkpoints
+from ..weights.folders import list_checkpoints
 from ..weights.runs import RUN_FILE
 from .checkpoint.checkpoint import SNAPSHOTS, find_checkpoint, read_manifest, set_aside_after
 from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE

@@ -31,7 +31,7 @@ _EMBEDDINGS = (
     *("embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding", "embedding"),
 )
 # Of a batch norm, by PyTorch's names; it counts batches too, which nothing here needs.
-_STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
+STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
 OLDER_TORCH_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a number: so PyTorch's files began before 1.6
 _COUNT = "num_batches_tracked"
 
@@ -89,7 +89,7 @@ class Weights:
 
 
 def encoder_digest(vae: ComponentWeights) -> str:
-    """32 hexadecimal digits that no VAE has which encodes otherwise. Decoder and scaling factor are no part of it: VAEs
+    """32 hexadecimal digits that no VAE has which encodes otherwise. Decoder and scaling factor do not count: VAEs
     with another decoder, as the published fine-tuned ones, share their encoder. Of an EfficientNet all counts."""
     if is_effnet(vae.config):
         return _digest(vae, vae.config, lambda name: True)
@@ -121,13 +121,13 @@ def widen_bfloat16(bits: np.ndarray) -> np.ndarray:
 def from_torch(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of PyTorch, by name, as Paddle has them."""
     kept = {name: array for name, array in arrays.items() if not name.endswith(f".{_COUNT}")}
-    return turn_linear({_rename_leaf(name, _STATISTICS): array for name, array in kept.items()})
+    return turn_linear({_rename_leaf(name, STATISTICS): array for name, array in kept.items()})
 
 
 def to_torch(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Arrays of Paddle, by name, as PyTorch has them."""
     named = {
-        _rename_leaf(name, {ours: theirs for theirs, ours in _STATISTICS.items()}): array
+        _rename_leaf(name, {ours: theirs for theirs, ours in STATISTICS.items()}): array
         for name, array in turn_linear(arrays).items()
     }
     counts = {_rename_leaf(name, {"running_mean": _COUNT}) for name in named if name.endswith(".running_mean")}

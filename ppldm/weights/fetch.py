@@ -8,7 +8,7 @@ elsewhere have names of their own (`find_weights`).
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,10 +22,11 @@ from ..utils.store.client import is_address, refused_offline
 from ..utils.store.inputs import input_path
 from ..utils.text import nearest
 from ..utils.variables import is_offline
-from .folders import FOLDERS, FURTHER_FOLDERS
+from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS
 from .runs import model_in
 
-_COMPONENTS = ("tokenizer", *(name for names in (FOLDERS | FURTHER_FOLDERS).values() for name in names))
+_ALL_FOLDERS = FOLDERS | FURTHER_FOLDERS
+_COMPONENTS = ("tokenizer", *(name for names in _ALL_FOLDERS.values() for name in names))
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
 PACKAGED = Path(__file__).parents[1] / "config/weights"  # trained networks that come with the package, by name
 _SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
@@ -43,12 +44,11 @@ class PublishedFile:
     sha256: str = ""
 
 
-def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: bool = False) -> Path:
+def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tuple(COMPONENT_FOLDERS)) -> Path:
     """The path itself, or the model of the run there (`runs.model_in`), or the folder of a name in the cache,
     downloaded where it is missing.
 
-    `folders`: the folders of the components that are wanted; a text encoder comes with the tokenizer beside it. Raises
-    ModelError.
+    `kinds`: the components that are wanted; a text encoder comes with the tokenizer beside it. Raises ModelError.
     """
     check_name(name_or_path)
     text = str(packaged_or(name_or_path))
@@ -60,6 +60,7 @@ def locate_model(name_or_path, folders: dict[str, tuple[str, ...]], offline: boo
     pieces = text.split("/")
     world = World.detect()
     repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
+    folders = {kind: _ALL_FOLDERS[kind] for kind in kinds}
     if world.is_main and not is_offline(offline):
         get_logger().info("there is no folder %s here (%s): fetching the model of this name", text, _meant(text))
         folder = _fetch(repository, subfolder, folders, local_only=False)

@@ -3,35 +3,24 @@
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from pkgutil import resolve_name
 from unittest import mock
 
 import numpy as np
 import paddle
 from ppdiffusers import AutoencoderKL
-from ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertModel
-from ppdiffusers.transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionModelWithProjection
 
 from ..families.base import Family
-from ..networks.build import UNBUILDABLE
-from ..networks.config_fields import CLASSES
-from ..networks.configs import LABELS, table_of
+from ..networks.build import UNBUILDABLE, make_network
+from ..networks.configs import LABELS
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ModelError
 from .components import ComponentWeights
 from .configs import complete_config
 from .fetch import locate_model
-from .folders import FOLDERS, FURTHER_FOLDERS
 from .formats.files import within_file
 from .model_file import Component, ModelDescription, TokenizerFiles, describe, kind_of
 from .read import read_component
 
-# The networks of text and picture encoders, whose CLASSES are those of their configs.
-_ENCODERS = {
-    "ldmbert": LDMBertModel, "clip": CLIPTextModel, "projected_text_encoder": CLIPTextModelWithProjection,
-    "image_encoder": CLIPVisionModelWithProjection,
-}  # fmt: skip
-_LOSS_NETWORKS = {"PatchDiscriminator": "adversarial.PatchDiscriminator", "Lpips": "lpips.Lpips"}
 _SHOWN = 5  # keys of each kind that a message lists
 
 
@@ -39,7 +28,7 @@ def find_component_by_name(
     kind: str, name_or_path, yaml_file=None, ema: bool = False, offline: bool = False
 ) -> ComponentWeights:
     """One component, trained, from a folder, a .ckpt or by name. Raises ModelError."""
-    path = locate_model(name_or_path, {kind: (FOLDERS | FURTHER_FOLDERS)[kind]}, offline)
+    path = locate_model(name_or_path, offline, (kind,))
     return read_component(kind, path, yaml_file, ema)
 
 
@@ -92,16 +81,7 @@ def _listed(what: str, names: Iterable[str]) -> list[str]:
 
 def _make(kind: str, component: ComponentWeights):
     try:
-        if kind == "transformer":
-            from ..networks.transformers.transform import make_transformer
-
-            return make_transformer(component.config)
-        if kind in _LOSS_NETWORKS:
-            return resolve_name(f"ppldm.networks.losses.{_LOSS_NETWORKS[kind]}")(**component.config)
-        table = table_of(kind, component.config)
-        made = resolve_name(CLASSES[table])(**component.config)
-        encoder = _ENCODERS.get(kind) or _ENCODERS.get(table)
-        return encoder(made) if encoder else made
+        return make_network(kind, component.config)
     except UNBUILDABLE as error:
         raise ModelError(
             f"{component.source}: the config makes no {LABELS[kind]} ({type(error).__name__}: {error}); copy it again"

@@ -3,7 +3,7 @@
 LPIPS is read from whatever holds it, under the names of each: torchvision's VGG16 (features.0.weight) with the linear
 layers of the lpips package (lin0.model.1.weight), the whole state dict of that package or of torch-fidelity
 (net.slice1.0.weight), a .ckpt of CompVis (loss.perceptual_loss.net.slice1.0.weight), and ours. The discriminator is
-read from a .ckpt of CompVis (loss.discriminator.main.0.weight), from a checkpoint of ours, or from a file of it alone.
+read from a .ckpt of CompVis (loss.discriminator.main.0.weight), a checkpoint of ours, or a file with nothing else.
 
 Paddle's own names of their parameters, which key the optimizer's state, have a prefix: those of the autoencoder stay.
 """
@@ -15,10 +15,10 @@ import numpy as np
 import paddle
 
 from ..networks.init import init_discriminator, init_lpips
-from ..networks.losses.adversarial import PatchDiscriminator
-from ..networks.losses.lpips import WIDTHS, Lpips
+from ..networks.losses import WIDTHS, Lpips, PatchDiscriminator
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
+from .components import STATISTICS
 from .fetch import RANDOM
 from .fill import fill_layer
 from .formats.files import read_arrays
@@ -32,7 +32,6 @@ _LPIPS_NAMES = {
     )
 }
 _DISCRIMINATOR_NAME = re.compile(r"^(?:(?:loss\.)?discriminator\.)?(main\.\d+\.)(\w+)$")
-_STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
 
 
 def load_lpips(path, seed: int = 0) -> Lpips:
@@ -79,7 +78,7 @@ def _discriminator_name(name: str) -> str | None:
     found = _DISCRIMINATOR_NAME.match(name)
     if found is None or found[2] == "num_batches_tracked":
         return None
-    return found[1] + _STATISTICS.get(found[2], found[2])
+    return found[1] + STATISTICS.get(found[2], found[2])
 
 
 def _read(path, rename) -> dict[str, np.ndarray]:

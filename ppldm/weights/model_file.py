@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from ..families.base import Family, get_family
-from ..networks.config_fields import CLASSES
-from ..networks.configs import LABELS, check_config, table_of
+from ..networks.configs import LABELS, check_config, network_class
 from ..utils.checksums import checksum_json
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import make_output_dir, parse_json_object, read_json_object, write_json
@@ -29,12 +28,7 @@ TOKENIZER_FOLDER = "tokenizer"
 FORMAT = 1
 LDM, STABLE_DIFFUSION, CONTROLNET = "ldm", "stable_diffusion", "controlnet"
 TRANSFORMER = "transformer"  # the component; its table of settings has the name of its family
-# Other names than those of the classes in CLASSES, by kind or table of settings.
-_CLASSES = {
-    "ldmbert": "LDMBertModel", "clip": "CLIPTextModel", "projected_text_encoder": "CLIPTextModelWithProjection",
-    "image_encoder": "CLIPVisionModelWithProjection", "cascade_prior": "StableCascadeUNet",
-    "cascade_decoder": "StableCascadeUNet",
-}  # fmt: skip
+_DIFFUSERS_CLASSES = dict.fromkeys(("cascade_prior", "cascade_decoder"), "StableCascadeUNet")  # of kinds that it has
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
@@ -90,7 +84,10 @@ class ModelDescription:
         """Write model.json, and the tokenizer's files where they are known, into `folder`."""
         family = get_family(self.family)
         components = {
-            name: {"class": class_of(kind_of(family, name), component.config), **_without_none(asdict(component))}
+            name: {
+                "class": class_of(kind_of(family, name), component.config),
+                **{key: value for key, value in asdict(component).items() if value is not None},
+            }
             for name, component in self.components.items()
         }
         write_json(
@@ -121,7 +118,10 @@ class ModelDescription:
     def settings(self) -> dict[str, dict]:
         """What a run must not change unasked, by name: each component with its config and frozen weights, the process,
         the tokenizer."""
-        found = {name: component.config | _weights(component) for name, component in self.components.items()}
+        found = {
+            name: component.config | ({"weights": component.crc32} if component.crc32 else {})
+            for name, component in self.components.items()
+        }
         others = {"process": self.process, "tokenizer": self.tokenizer}
         return found | {name: value for name, value in others.items() if value is not None}
 
@@ -141,8 +141,9 @@ def kind_of(family: Family, name: str) -> str | None:
 
 def class_of(kind: str, config: dict) -> str:
     """The class that a component of this kind (`Family.components`) is built with."""
-    table = table_of(kind, config) if kind in LABELS else kind
-    return _CLASSES.get(kind) or _CLASSES.get(table) or CLASSES.get(table, kind).rpartition(".")[2]
+    if kind not in LABELS:
+        return kind
+    return _DIFFUSERS_CLASSES.get(kind) or network_class(kind, config).rpartition(".")[2]
 
 
 def has_model_file(folder) -> bool:
@@ -186,11 +187,3 @@ def _read_component(family: Family, name: str, entry: dict, path: Path) -> Compo
     if entry["class"] != class_of(kind, config) or not isinstance(entry["trained"], bool):
         raise ModelError(f"{path}: {name} of class {entry['class']!r} is not known; copy the folder again")
     return Component(config, entry["trained"], entry.get("crc32"))
-
-
-def _weights(component: Component) -> dict:
-    return {} if component.crc32 is None else {"weights": component.crc32}
-
-
-def _without_none(entry: dict) -> dict:
-    return {name: value for name, value in entry.items() if value is not None}

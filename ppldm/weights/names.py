@@ -121,36 +121,6 @@ def text_encoder_names(config: dict) -> dict[str, str]:
     return pairs
 
 
-def old_text_encoder_names(config: dict) -> dict[str, str]:
-    """The prefixes of an LDMBertModel to those of ppdiffusers before 0.16, which the older training layout has."""
-    pairs = {
-        "model.embed_tokens": "embeddings.word_embeddings",
-        "model.embed_positions": "embeddings.position_embeddings",
-        "model.layer_norm": "final_layer_norm",
-    }
-    for layer in range(config["encoder_layers"]):
-        ours, theirs = f"model.layers.{layer}", f"encoder.layers.{layer}"
-        pairs |= {
-            f"{ours}.self_attn_layer_norm": f"{theirs}.norm1",
-            f"{ours}.self_attn": f"{theirs}.self_attn",
-            f"{ours}.final_layer_norm": f"{theirs}.norm2",
-            f"{ours}.fc1": f"{theirs}.linear1",
-            f"{ours}.fc2": f"{theirs}.linear2",
-        }
-    return pairs
-
-
-# What diffusers called the layers of the VAE's attention before 0.17.
-OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-
-
-def modern_vae_name(name: str) -> str:
-    """The name of a VAE's parameter today, from today's or that of a diffusers before 0.17."""
-    start, found, rest = name.partition(".attentions.0.")
-    layer, dot, leaf = rest.rpartition(".")
-    return f"{start}{found}{OLD_VAE_ATTENTION.get(layer, layer)}{dot}{leaf}" if found else name
-
-
 def _resnet(ours: str, theirs: str) -> dict[str, str]:
     return {f"{ours}.{a}": f"{theirs}.{b}" for a, b in _RESNET.items()}
 

@@ -12,8 +12,6 @@ Nothing is built and no pickle is run here. What only some of these forms need i
 
 from pathlib import Path
 
-import numpy as np
-
 from ..config.clip_vocabulary import vocabulary_folder
 from ..diffusion.drawing import kept_of
 from ..families.base import get_family
@@ -36,11 +34,12 @@ from .folders import (
     is_tokenizer,
     whole_model,
 )
-from .formats.files import read_arrays, read_component_arrays, require_few_layers, weight_files
-from .model_file import CONTROLNET, MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
-from .names import Unmapped, modern_vae_name, old_text_encoder_names, rename
+from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
+from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
 
+# What diffusers called the layers of the VAE's attention before 0.17.
+_OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _UNUSED = "caption_projection.y_embedding"  # of a DiT: random numbers
 # Of a whole CLIP, which encodes captions and pictures.
 _PARTS_OF_CLIP = {
@@ -98,8 +97,7 @@ def find_tokenizer(path: Path) -> Path | None:
         return None
     from .layouts.single_file import has_clip, is_open_clip
 
-    names: set[str] = set()
-    read_arrays(path, lambda name: bool(names.add(name)))  # type: ignore[func-returns-value]
+    names = read_names(path)
     return vocabulary_folder("open-clip" if is_open_clip(names) else "clip") if has_clip(names) else None
 
 
@@ -183,9 +181,8 @@ def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWei
     name = next((name for name in described.components if kind_of(family, name) == kind), None)
     if name is None or described.adapters:
         raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
-    _, state = _checkpoint_state(path, (name,), ema)
-    arrays = {key.removeprefix(f"{name}."): array for key, array in state.items()}
-    return ComponentWeights(described.components[name].config, arrays, str(path))
+    _, arrays = _checkpoint_state(path, (name,), ema)
+    return ComponentWeights(described.components[name].config, arrays[name], str(path))
 
 
 def _said(folder: Path, name: str = "ppldm.json") -> dict:
@@ -205,7 +202,7 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     config = read_config(kind, folder)
     arrays = read_component_arrays(folder)
     if kind == "vae":
-        arrays = {modern_vae_name(name): array for name, array in arrays.items()}
+        arrays = {_modern_vae_name(name): array for name, array in arrays.items()}
     if (own := _PARTS_OF_CLIP.get(kind)) and not (kind == "text_encoder" and is_ldmbert(config)):
         arrays = {name: array for name, array in arrays.items() if name.startswith(own)}
     if kind == TRANSFORMER:
@@ -214,39 +211,24 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
         arrays.pop(_UNUSED, None)
         arrays = without_tables(arrays)
     if "embeddings.word_embeddings.weight" in arrays:
-        arrays = _modern_text_encoder(arrays, config, folder)
-    return ComponentWeights(config, _without_tables(arrays), str(folder))
+        from .layouts.older import modern_text_encoder
+
+        arrays = modern_text_encoder(arrays, config, folder)
+    # Position numbers, which older versions of transformers stored with the weights, are computed.
+    arrays = {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
+    return ComponentWeights(config, arrays, str(folder))
 
 
-def _modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
-    """An LDMBert of the older layout under today's names. It had no `to_logits`, which nothing uses: zeros."""
-    require_few_layers(config, len(arrays), folder)
-    theirs = {theirs: ours for ours, theirs in old_text_encoder_names(config).items()}
-    try:
-        renamed = {rename(name, theirs): array for name, array in arrays.items()}
-    except Unmapped as error:
-        raise ModelError(f"{folder} holds {error}, which its config has no place for; copy both again") from error
-    if arrays["embeddings.word_embeddings.weight"].ndim != 2:
-        raise ModelError(f"{folder}: embeddings.word_embeddings.weight is not a table of words; copy it again")
-    words, width = arrays["embeddings.word_embeddings.weight"].shape
-    logits = {"weight": np.zeros((width, words), np.float32), "bias": np.zeros(words, np.float32)}
-    return {**renamed, **{f"to_logits.{name}": array for name, array in logits.items()}}
-
-
-def _without_tables(arrays: dict) -> dict:
-    """Position numbers, which older versions of transformers stored with the weights, are computed."""
-    return {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
+def _modern_vae_name(name: str) -> str:
+    """The name of a VAE's parameter today, from today's or that of a diffusers before 0.17."""
+    start, found, rest = name.partition(".attentions.0.")
+    layer, dot, leaf = rest.rpartition(".")
+    return f"{start}{found}{_OLD_VAE_ATTENTION.get(layer, layer)}{dot}{leaf}" if found else name
 
 
 def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
-    manifest, state = _checkpoint_state(path, kinds, ema)
-    arrays = {
-        kind: {name.removeprefix(f"{kind}."): a for name, a in state.items() if name.startswith(f"{kind}.")}
-        for kind in kinds
-    }
-    for kind in (CONTROLNET, *(("unet", "transformer") if has_model_file(path) else ("transformer",))):
-        if not arrays.get(kind):
-            arrays.pop(kind, None)
+    manifest, arrays = _checkpoint_state(path, kinds, ema)
+    arrays = {kind: own for kind, own in arrays.items() if own}
     if has_model_file(path):
         weights = _described(path, arrays)
     else:
@@ -264,7 +246,7 @@ def _read_checkpoint(path: Path, kinds, config_file, ema: bool) -> Weights:
 
 
 def _checkpoint_state(path: Path, names, ema: bool) -> tuple[dict, dict]:
-    """(manifest, arrays of the components `names` by their whole names) of a checkpoint that is whole."""
+    """(manifest, arrays of each of the components `names`) of a checkpoint that is whole."""
     manifest = read_json_object(path / "manifest.json", ModelError, inside=True)
     files = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if ema else (CHECKPOINT_WEIGHTS,)
     tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
@@ -275,7 +257,10 @@ def _checkpoint_state(path: Path, names, ema: bool) -> tuple[dict, dict]:
         if not (path / CHECKPOINT_AVERAGE).is_file():
             raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
         state |= {key: array for key, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if key in state}
-    return manifest, state
+    return manifest, {
+        name: {key.removeprefix(f"{name}."): array for key, array in state.items() if key.startswith(f"{name}.")}
+        for name in names
+    }
 
 
 def _described(path: Path, arrays: dict[str, dict]) -> Weights:

@@ -6,8 +6,7 @@ from pathlib import Path
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import local_path, read_json
 from ..utils.log import get_logger
-from .checkpoint_names import list_checkpoints
-from .folders import EXPORTED_CKPT, FOLDERS, FURTHER_FOLDERS, find_component, is_checkpoint
+from .folders import EXPORTED_CKPT, FOLDERS, FURTHER_FOLDERS, find_component, is_checkpoint, list_checkpoints
 
 RUN_FILE = "run.json"
 _EXPORTED = ("pipeline", "vae", "vqgan")  # folders of whole models that a run leaves at its end

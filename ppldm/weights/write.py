@@ -52,9 +52,7 @@ DTYPES = ("float32", "float16")
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 _TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": PUBLISHED_CLASS}
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
-_FOLDERS = {"vae": "vqvae", "unet": "unet", "text_encoder": "bert"}
-_FURTHER = {CONTROLNET: CONTROLNET, TRANSFORMER: TRANSFORMER}
-_CLIP_FOLDERS = {"vae": "vae", "unet": "unet", "text_encoder": "text_encoder"}
+_LDM_FOLDERS = {"vae": "vqvae", "text_encoder": "bert"}  # beside an LDMBert; all others have their component's name
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
     "words.txt",
@@ -225,23 +223,22 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
 
 
 def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
-    library, version = form, version_of(form)
+    """A ControlNet beside an LDMBert, for which neither library has a pipeline, is in a folder that its pipeline does
+    not look for."""
     ldmbert = is_ldmbert(weights.components["text_encoder"].config)
-    pairs = (target / TOKENIZER_FOLDER / "merges.txt").is_file() or not (target / TOKENIZER_FOLDER).is_dir()
-    tokenizer = "CLIPTokenizer" if pairs and not ldmbert else "BertTokenizer"
-    folders, index = _index(weights, tokenizer, library, version)
-    index["scheduler"] = [library, _scheduler_class(weights.scheduler)]
     for kind, component in weights.components.items():
-        write_component(kind, component, target / folders[kind], form, safetensors)
+        write_component(kind, component, target / (_LDM_FOLDERS if ldmbert else {}).get(kind, kind), form, safetensors)
+    pairs = (target / TOKENIZER_FOLDER / "merges.txt").is_file() or not (target / TOKENIZER_FOLDER).is_dir()
+    index = _index(weights, "CLIPTokenizer" if pairs and not ldmbert else "BertTokenizer", form)
+    scheduler = _scheduler_class(weights.scheduler)
+    write_index(target, {**index, "scheduler": [form, scheduler]}, form, scheduler_settings(weights.scheduler))
+
+
+def write_index(target: Path, index: dict, form: str, settings: dict) -> None:
+    """model_index.json of a pipeline, and scheduler/ with the settings of the scheduler in it."""
     (target / "scheduler").mkdir()
-    write_json(
-        target / "scheduler" / "scheduler_config.json",
-        {
-            SCHEDULER_CLASS: _scheduler_class(weights.scheduler),
-            f"_{library}_version": version,
-            **scheduler_settings(weights.scheduler),
-        },
-    )
+    head = {SCHEDULER_CLASS: index["scheduler"][1], f"_{form}_version": version_of(form)}
+    write_json(target / "scheduler" / "scheduler_config.json", {**head, **settings})
     write_json(target / "model_index.json", index)
 
 
@@ -263,15 +260,12 @@ def write_component(kind: str, component: ComponentWeights, folder: Path, form: 
     write_json(folder / "config.json", {**head, **config})
 
 
-def _index(weights: Weights, tokenizer: str, library: str, version: str) -> tuple[dict[str, str], dict]:
-    """(folders of the components, model_index.json) of the class that `_pipeline_class` names; a ControlNet beside an
-    LDMBert, for which neither library has one, is in a folder that its pipeline does not look for."""
-    ldmbert = is_ldmbert(weights.components["text_encoder"].config)
+def _index(weights: Weights, tokenizer: str, library: str) -> dict:
+    """model_index.json, but for the scheduler, of the class that `_pipeline_class` names."""
     transformers = "ppdiffusers.transformers" if library == "ppdiffusers" else "transformers"
-    latent_diffusion = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
     index = {
         "_class_name": _pipeline_class(weights),
-        f"_{library}_version": version,
+        f"_{library}_version": version_of(library),
         "tokenizer": [transformers, tokenizer],
     }
     if TRANSFORMER in weights.components:
@@ -279,14 +273,15 @@ def _index(weights: Weights, tokenizer: str, library: str, version: str) -> tupl
         index[TRANSFORMER] = [library, kind if library == "ppdiffusers" else _TORCH_CLASSES[kind]]
     else:
         index["unet"] = [library, "UNet2DConditionModel"]
-    if ldmbert:
-        module = latent_diffusion if library == "ppdiffusers" else "latent_diffusion"
-        return _FOLDERS | _FURTHER, {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
-    absent = {name: [None, None] for name in ("safety_checker", "feature_extractor", "image_encoder")}
-    return _CLIP_FOLDERS | _FURTHER, {
+    if is_ldmbert(weights.components["text_encoder"].config):
+        module = "latent_diffusion"
+        if library == "ppdiffusers":
+            module = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
+        return {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
+    return {
         **index,
         **({CONTROLNET: [library, class_of(CONTROLNET, {})]} if CONTROLNET in weights.components else {}),
-        **absent,
+        **{name: [None, None] for name in ("safety_checker", "feature_extractor", "image_encoder")},
         "requires_safety_checker": False,
         "text_encoder": [transformers, "CLIPTextModel"],
         "vae": [library, "AutoencoderKL"],

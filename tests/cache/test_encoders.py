@@ -11,8 +11,8 @@ from ppldm.cache.encoders import embeddings_key
 from ppldm.cache.kinds import EmbeddingsRequest, LatentsRequest
 from ppldm.data.images.crop import CropRule
 from ppldm.diffusion.process import Process
-from ppldm.networks.build import build_projected_text_encoder, build_text_encoder, save_component
-from ppldm.networks.cascade.stage import CascadeModel
+from ppldm.networks.build import build_network, save_component
+from ppldm.networks.cascade.stages import CascadeModel
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.encoders import hidden_states
 from ppldm.utils.errors import ConfigError
@@ -66,7 +66,7 @@ def test_an_engine_encodes_what_paddle_encodes(tiny):
 
 def test_a_mask_is_of_ldmbert_alone(tiny, clip, tmp_path):
     config = read_new_config("ldmbert", tiny.config("ldmbert"), "--x")
-    save_component(build_text_encoder(config, 1), tmp_path / "bert")
+    save_component(build_network("text_encoder", config, 1), tmp_path / "bert")
     plain, masked = (load(tmp_path / "bert", tiny.tokenizer, 8, mask) for mask in (False, True))
     assert plain.key != masked.key and abs(plain(["picture 1"]) - masked(["picture 1"])).max() > 1e-3
     ids = paddle.to_tensor(masked._tokenizer.encode(["picture 1"]))
@@ -87,7 +87,7 @@ def test_with_the_projected_caption_what_is_kept_is_what_stable_cascade_is_told(
     config = read_new_config("projected_text_encoder", tiny.config("clip"), "--x") | {"max_position_embeddings": 8}
     for width in (24, 32, 40):
         folder = tmp_path / f"clip-{width}"
-        save_component(build_projected_text_encoder(config | {"projection_dim": width}, 1), folder)
+        save_component(build_network("projected_text_encoder", config | {"projection_dim": width}, 1), folder)
         if width > config["hidden_size"]:
             with pytest.raises(ConfigError, match="width 32 with a projection of 40 cannot be cached"):
                 load(folder, tiny.tokenizer, projection=True)

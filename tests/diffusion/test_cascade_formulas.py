@@ -7,7 +7,7 @@ import pytest
 
 from ppldm.diffusion.process import NoiseSchedule, Process
 from ppldm.diffusion.weighting import P2, Adaptive
-from ppldm.networks.build import build_cascade
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.denoising import DenoisingModel
 from ppldm.networks.ema import ExponentialMovingAverage, IntervalDecay
@@ -106,7 +106,7 @@ def test_noising_target_and_loss(weighting):
 def test_the_average_is_a_copy_and_then_a_mean_of_parameters_and_buffers(tiny, kind, name):
     """Every `iters` iterations, with a factor of 0 up to `start_iters`; the networks have nothing but parameters."""
     start, every, beta = 4, 2, 0.9
-    network = build_cascade(read_new_config(kind, tiny.config(name), ""), 0)
+    network = build_network(kind, read_new_config(kind, tiny.config(name), ""), 0)
     weights = {key: torch.as_tensor(value.numpy()) for key, value in network.state_dict().items()}
     assert weights.keys() == dict(network.named_parameters()).keys() and not [*network.named_buffers()]
     published = {key: value.clone() for key, value in weights.items()}

@@ -3,11 +3,12 @@
 import numpy as np
 import paddle
 import pytest
+from tiny_model import load_pipeline
 
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw, initial_noise, sample_latents, to_pictures
-from ppldm.families.common.ldm_build import build_ldm, load_pipeline, weights_of
+from ppldm.families.common.ldm_build import build_ldm, weights_of
 from ppldm.families.ldm import LdmConfig
 from ppldm.weights.write import write_weights
 
@@ -83,7 +84,7 @@ def test_plain_ppdiffusers_pipeline_draws_the_same(model, tokenizer, tmp_path, s
     from ppdiffusers import LDMTextToImagePipeline
 
     monkeypatch.setattr(model, "sampling", sampling)
-    metadata = {"prediction_type": model.prediction_type, "resolution": 32, "model_max_length": 12}
+    metadata = {"prediction_type": model.process.prediction_type, "resolution": 32, "model_max_length": 12}
     weights = weights_of(model)
     weights.tokenizer, weights.metadata = tokenizer, metadata
     write_weights(weights, "ppdiffusers", tmp_path / "pipeline")

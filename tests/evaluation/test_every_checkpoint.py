@@ -20,7 +20,7 @@ from ppldm.training.prepare import prepare
 from ppldm.training.start import has_finished, read_start
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.checkpoint_names import list_checkpoints
+from ppldm.weights.folders import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 

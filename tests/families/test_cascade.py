@@ -12,8 +12,8 @@ from tiny_model import write_image_encoder, write_prior
 from ppldm.cache.command import precompute
 from ppldm.data.inputs import Uniform
 from ppldm.families.base import check_family, get_family
-from ppldm.networks.build import build_cascade, build_effnet, build_projected_text_encoder, save_component
-from ppldm.networks.cascade.prior import clip_pixels, embed_pictures
+from ppldm.networks.build import build_network, save_component
+from ppldm.networks.cascade.stages import clip_pixels, embed_pictures
 from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.arguments import parse_arguments, read_recipe
 from ppldm.training.commands.dry_run import reckon
@@ -23,10 +23,10 @@ from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, ModelError, PartError
 from ppldm.utils.rng import Stream
-from ppldm.weights.adapters import write_adapters
 from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import component_of, fill_component, find_component_by_name
 from ppldm.weights.lora.files import read_lora
+from ppldm.weights.lora.merge import write_adapters
 from ppldm.weights.write import write_component
 
 FAMILY = get_family("cascade_prior")
@@ -249,7 +249,7 @@ def run_on(tiny, folder, kind="loop", **changes) -> list:
 @pytest.mark.slow
 def test_on_cached_latents_losses_are_the_same_to_the_bit(tiny, tmp_path):
     """Computed ahead, or as rows are met: the EfficientNet is frozen, and has no posterior to draw from."""
-    save_component(build_effnet(read_new_config("effnet", "effnet_tiny", ""), 5), tmp_path / "effnet")
+    save_component(build_network("effnet", read_new_config("effnet", "effnet_tiny", ""), 5), tmp_path / "effnet")
     own = {"effnet_config_file": None, "effnet_name_or_path": tmp_path / "effnet", "num_inference_steps": 1}
     cache = {"latents_dtype": "float32", "latents_dir": tmp_path / "latents"}
     expected = run_on(tiny, tmp_path / "plain", **own)
@@ -262,7 +262,7 @@ def test_on_cached_latents_losses_are_the_same_to_the_bit(tiny, tmp_path):
     for found in (cached, met):
         assert found[0] == expected[0] and len(found[0]) == 3
         assert all(np.array_equal(one, other) for one, other in zip(found[1:], expected[1:], strict=True))
-    save_component(build_effnet(read_new_config("effnet", "effnet_tiny", ""), 6), tmp_path / "other")
+    save_component(build_network("effnet", read_new_config("effnet", "effnet_tiny", ""), 6), tmp_path / "other")
     with pytest.raises(PartError, match="was made of something else: autoencoder"):
         run_on(tiny, tmp_path / "else", **{**own, "effnet_name_or_path": tmp_path / "other"}, **cache, latents="cached")
 
@@ -271,9 +271,9 @@ def test_on_cached_latents_losses_are_the_same_to_the_bit(tiny, tmp_path):
 def test_on_cached_embeddings_losses_are_the_same_to_the_bit(tiny, tmp_path):
     """Under both loops, with processes that load: the words, and the projected caption, which is narrower here."""
     config = read_new_config("projected_text_encoder", tiny.config("clip"), "") | {"max_position_embeddings": 12}
-    save_component(build_projected_text_encoder(config | {"projection_dim": 24}, 5), tmp_path / "clip")
+    save_component(build_network("projected_text_encoder", config | {"projection_dim": 24}, 5), tmp_path / "clip")
     prior = read_new_config("cascade_prior", tiny.config("cascade_c"), "") | {"clip_text_pooled_in_channels": 24}
-    layer, rng = build_cascade(prior, 5), np.random.default_rng(7)
+    layer, rng = build_network("cascade_prior", prior, 5), np.random.default_rng(7)
     for parameter in layer.parameters():  # so that all of what it is told counts
         parameter.set_value(parameter + 0.1 * rng.standard_normal(parameter.shape, dtype=np.float32))
     save_component(layer, tmp_path / "prior")

@@ -9,14 +9,14 @@ import pytest
 from overfit import overfit
 from PIL import Image
 from small_weights import small_weights, write_clip
-from tiny_model import write_base
+from tiny_model import load_pipeline, write_base
 
 import ppldm
 from ppldm.config.data import DataOptions
 from ppldm.data.control.spec import apply_filter, make_filter
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.families.base import get_family
-from ppldm.families.common.ldm_build import build_model, load_pipeline
+from ppldm.families.common.ldm_build import build_model
 from ppldm.families.controlnet import FAMILY, ControlNetConfig
 from ppldm.networks.controlnet import controlnet_config, new_controlnet
 from ppldm.training.commands.arguments import parse_arguments

@@ -15,11 +15,10 @@ import pytest
 from sampling import ALL
 from shaped import write_shaped
 from small_lpips import write_lpips
-from tiny_model import write_base, write_image_encoder, write_prior
+from tiny_model import load_pipeline, write_base, write_image_encoder, write_prior
 from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
-from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.monitor.metrics import read_metrics

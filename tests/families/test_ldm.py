@@ -23,7 +23,7 @@ def test_latents_are_a_scaled_posterior_sample(tiny):
     pixels = batch["pixel_values"].astype("float32") / 127.5 - 1
     posterior = model.vae.encode(pixels).latent_dist
     expected = (posterior.mean + posterior.std * batch["posterior_noise"]) * scale
-    latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+    latents = model.latents(batch["posterior_noise"], batch["pixel_values"])
     np.testing.assert_allclose(latents, expected, rtol=1e-5, atol=1e-6)
     decoded = model.decode(latents)
     raw = model.vae.decode(latents / scale).sample
@@ -105,7 +105,7 @@ def test_the_target_knows_nothing_of_the_perturbation(tiny, prediction_type):
     model, batch = make_model(tiny, input_perturbation=0.1, prediction_type=prediction_type), make_batch(4)
     other = paddle.to_tensor(np.random.default_rng(1).standard_normal((4, 4, 4, 4), dtype=np.float32))
     abar = model.levels[batch["timesteps"]].reshape([-1, 1, 1, 1])
-    latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+    latents = model.latents(batch["posterior_noise"], batch["pixel_values"])
     velocity = abar.sqrt() * batch["noise"] - (1 - abar).sqrt() * latents
     target = batch["noise"] if prediction_type == "epsilon" else velocity
     loss = float(model(**batch, input_noise=other).value)
@@ -119,7 +119,7 @@ def test_velocity_of_pure_noise_is_the_latents(tiny):
         make_batch(3),
     )
     batch["timesteps"] = paddle.to_tensor([999, 999, 999])
-    latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+    latents = model.latents(batch["posterior_noise"], batch["pixel_values"])
     assert float(model(**batch).value) == 0.0  # weight min(SNR, gamma) / (SNR + 1)
     model.loss_weights = None
     assert float(model(**batch).value) == pytest.approx(float((latents**2).mean()), rel=1e-5)

@@ -71,7 +71,7 @@ def test_what_cannot_go_together_is_said(settings, message):
 def test_the_model_s_loss_is_that_of_the_formulas(tiny, kind):
     """A fresh UNet gives 0: the loss is the weighted mean square of the target, by hand."""
     model, batch = make_model(tiny, prediction_type=kind, snr_gamma=2.0, timestep_shift=1.5), make_batch(5)
-    latents, noise = model.encode(batch["pixel_values"], batch["posterior_noise"]).numpy(), batch["noise"].numpy()
+    latents, noise = model.latents(batch["posterior_noise"], batch["pixel_values"]).numpy(), batch["noise"].numpy()
     timesteps = batch["timesteps"].numpy()
     if kind == "flow":
         s = (timesteps + 1) / 1000

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_model import make_batch, make_model
+from tiny_model import load_pipeline, make_batch, make_model
 
 from ppldm.data.inputs import Sizes
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw
-from ppldm.families.common.ldm_build import build_ldm, load_pipeline, weights_of
+from ppldm.families.common.ldm_build import build_ldm, weights_of
 from ppldm.families.ldm import LdmConfig
 from ppldm.networks.build import save_component
 from ppldm.networks.configs import SIZE_EMBEDDING

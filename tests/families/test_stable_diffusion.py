@@ -8,12 +8,12 @@ import paddle
 import pytest
 from overfit import overfit
 from small_weights import CLIP, small_weights, write_clip
+from tiny_model import load_pipeline
 
 from ppldm.config.data import DataOptions
 from ppldm.config.recipe import idle_settings
-from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.families.stable_diffusion import FAMILY, StableDiffusionConfig
-from ppldm.networks.build import build_text_encoder
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.arguments import read_recipe
 from ppldm.utils.errors import ConfigError, ModelError
@@ -117,7 +117,7 @@ def test_a_model_with_an_ldmbert_is_another_family(tmp_path):
 
 def test_a_new_text_encoder_is_drawn_as_published(tiny):
     config = read_new_config("clip", tiny.config("clip"), "") | {"hidden_size": 256, "num_hidden_layers": 1}
-    layer = build_text_encoder(config, seed=3).text_model
+    layer = build_network("text_encoder", config, seed=3).text_model
     block, width = layer.encoder.layers[0], 256
     expected = {
         layer.embeddings.token_embedding: 0.02, layer.embeddings.position_embedding: 0.01,
@@ -127,7 +127,7 @@ def test_a_new_text_encoder_is_drawn_as_published(tiny):
     for one, std in expected.items():
         assert float(one.weight.std()) == pytest.approx(std, rel=0.05)
     assert not block.mlp.fc1.bias.any() and (block.layer_norm1.weight == 1).all()
-    again = build_text_encoder(config, seed=3).text_model.encoder.layers[0].mlp.fc1.weight
+    again = build_network("text_encoder", config, seed=3).text_model.encoder.layers[0].mlp.fc1.weight
     assert (again == block.mlp.fc1.weight).all()
 
 

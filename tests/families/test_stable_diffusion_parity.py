@@ -111,7 +111,7 @@ def test_an_export_is_a_pipeline_of_diffusers(pair, tmp_path):
     model.eval()
     write_weights(weights_of(model), "diffusers", tmp_path / "export")
     pipeline = diffusers.StableDiffusionPipeline.from_pretrained(str(tmp_path / "export"))
-    assert pipeline.scheduler.config.prediction_type == model.prediction_type
+    assert pipeline.scheduler.config.prediction_type == model.process.prediction_type
     ids = pipeline.tokenizer(["red 12"], padding="max_length", max_length=77, return_tensors="np").input_ids
     assert (ids == model.tokenizer.encode(["red 12"])).all()
     hidden = model.encode_text(paddle.to_tensor(ids))

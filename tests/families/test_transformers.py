@@ -15,7 +15,7 @@ from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.diffusion.drawing import Drawing
 from ppldm.families.base import get_family
-from ppldm.networks.build import build_transformer
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import check_config, read_new_config
 from ppldm.networks.transformers.microdit import MicroDiT
 from ppldm.networks.transformers.transform import transform
@@ -129,7 +129,7 @@ def test_it_is_exported_to_diffusers_and_read_again(pipeline, name, tmp_path):
 def test_a_file_of_micro_diffusion_is_read_and_written(tmp_path, prefix):
     """The state of its class: PyTorch's orientation, with two tables that are computed here."""
     config = check_config("transformer", MICRODIT_CONFIG, "x")
-    network = build_transformer(config, 1)
+    network = build_network("transformer", config, 1)
     own = component_of("transformer", network)
     state = turn_linear(own.arrays) | {"pos_embed": np.ones((1, 4, 32), "f4"), "mask_token": np.zeros((1, 1, 16), "f4")}
     write_torch(tmp_path / "dit.pt", {prefix + key: np.ascontiguousarray(value) for key, value in state.items()}, {})

@@ -52,7 +52,7 @@ def single_file_names(weights: Weights, layout: str) -> dict[str, np.ndarray]:
         component = weights.components[kind]
         names = compvis.NAMES[kind](component.config)
         for name, array in turn_linear(component.arrays).items():
-            array = compvis._linear_to_conv(kind, name, array)
+            array = array[:, :, None, None] if compvis._is_convolution_there(kind, name) else array
             found[compvis.PREFIXES[kind] + rename(name, names)] = array
     text = turn_linear(weights.components["text_encoder"].arrays)
     make = {"1.x": _as_published, "old": _without_text_model, "2.x": _as_open_clip}[layout]

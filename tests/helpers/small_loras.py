@@ -3,7 +3,7 @@
 import numpy as np
 
 from ppldm.weights.components import ComponentWeights, turn_linear
-from ppldm.weights.lora.pairs import Lora, LoraPair
+from ppldm.weights.lora.files import Lora, LoraPair
 
 
 def layers_of(component: ComponentWeights) -> dict[str, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ppldm.networks.init import init_lpips
-from ppldm.networks.losses.lpips import Lpips
+from ppldm.networks.losses import Lpips
 from ppldm.weights.formats.files import write_safetensors
 
 WIDTHS = (4, 4, 8, 8, 8)

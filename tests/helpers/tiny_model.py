@@ -5,8 +5,14 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from ppldm.families.common.ldm_build import build_ldm
+from ppldm.families.common.ldm_build import build_ldm, build_model
 from ppldm.families.ldm import LdmConfig
+from ppldm.weights.read import read_weights
+
+
+def load_pipeline(folder):
+    """The model in a folder or file of any known form, in evaluation mode."""
+    return build_model(read_weights(folder), folder)
 
 
 def make_model(tiny, **changes):
@@ -69,16 +75,15 @@ def write_image_encoder(tiny) -> Path:
 
 def write_prior(tiny) -> Path:
     """The folder of a stage C of the tiny config in which no weight is at its initial zero, written once a session."""
-    from ppldm.networks.build import build_cascade
+    from ppldm.networks.build import build_network
     from ppldm.networks.configs import read_new_config
     from ppldm.weights.fill import component_of
     from ppldm.weights.write import write_component
 
     folder = tiny.folder / "prior"
     if not folder.exists():
-        found = component_of(
-            "cascade_prior", build_cascade(read_new_config("cascade_prior", tiny.config("cascade_c"), ""), 3)
-        )
+        config = read_new_config("cascade_prior", tiny.config("cascade_c"), "")
+        found = component_of("cascade_prior", build_network("cascade_prior", config, 3))
         rng = np.random.default_rng(7)
         for array in found.arrays.values():
             array += rng.standard_normal(array.shape, dtype=np.float32) * np.float32(0.1)

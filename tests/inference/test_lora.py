@@ -17,9 +17,8 @@ from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.lora import extract
-from ppldm.weights.lora.files import read_lora, write_lora
+from ppldm.weights.lora.files import Lora, read_lora, write_lora
 from ppldm.weights.lora.merge import merge_lora
-from ppldm.weights.lora.pairs import Lora
 from ppldm.weights.read import read_weights
 from ppldm.weights.write import write_weights
 

@@ -8,10 +8,10 @@ from tiny_model import make_batch, make_model
 from ppldm.data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
 from ppldm.families.common.ldm_build import build_model, weights_of
 from ppldm.families.ldm import LdmConfig
-from ppldm.networks.adapters.adapt import adapt
+from ppldm.networks.adapters import adapt
 from ppldm.training.compiled import compile_predict
 from ppldm.utils.errors import ConfigError
-from ppldm.weights.adapters import lora_of, tokens_of
+from ppldm.weights.lora.merge import lora_of, tokens_of
 
 WORDS = [*SPECIAL_TOKENS, "dog", "dogs", "cat", "doggy", *(f"w{number}" for number in range(91))]
 ALL = {

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from ppldm.networks.build import build_autoencoder, build_text_encoder, build_unet
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.init import init_like_pytorch
 
@@ -40,7 +40,7 @@ def test_a_layer_without_a_rule_is_refused():
 
 
 def test_autoencoder_weights_keep_the_variance(tiny):
-    vae = build_autoencoder(tiny.config("vae"), seed=3)
+    vae = build_network("vae", read_new_config("vae", tiny.config("vae"), ""), seed=3)
     convolutions = [layer for layer in vae.sublayers() if isinstance(layer, nn.Conv2D)]
     scaled = [c.weight.numpy().ravel() * math.sqrt(np.prod(c.weight.shape[1:]) / 2) for c in convolutions]
     assert abs(np.concatenate(scaled).std() - 1) < 0.03
@@ -48,8 +48,8 @@ def test_autoencoder_weights_keep_the_variance(tiny):
 
 
 def test_text_encoder_embeddings(tiny):
-    text_encoder = build_text_encoder(
-        read_new_config("ldmbert", tiny.config("ldmbert"), "") | {"vocab_size": 5000}, seed=3
+    text_encoder = build_network(
+        "text_encoder", read_new_config("ldmbert", tiny.config("ldmbert"), "") | {"vocab_size": 5000}, seed=3
     )
     for embedding in (text_encoder.model.embed_tokens, text_encoder.model.embed_positions):
         values = embedding.weight.numpy()
@@ -57,7 +57,7 @@ def test_text_encoder_embeddings(tiny):
 
 
 def test_fresh_unet_gives_exactly_zero(tiny):
-    unet = build_unet(read_new_config("unet", tiny.config("unet"), ""), seed=3)
+    unet = build_network("unet", read_new_config("unet", tiny.config("unet"), ""), seed=3)
     unet.eval()
     paddle.seed(0)
     out = unet(paddle.randn([2, 4, 4, 4]), 500, encoder_hidden_states=paddle.randn([2, 12, 32])).sample
@@ -70,7 +70,7 @@ def test_fresh_unet_gives_exactly_zero(tiny):
 def test_every_residual_branch_of_a_unet_starts_at_zero(tiny):
     """Resnets, transformers and plain attention: each block's last layer, weight and bias."""
     changes = {"down_block_types": ["CrossAttnDownBlock2D", "AttnDownBlock2D"]}
-    unet = build_unet(read_new_config("unet", tiny.config("unet"), "") | changes, seed=3)
+    unet = build_network("unet", read_new_config("unet", tiny.config("unet"), "") | changes, seed=3)
     last = {"ResnetBlock2D": "conv2", "Transformer2DModel": "proj_out"}
     found = {name: 0 for name in (*last, "Attention")}
     for layer in unet.sublayers():
@@ -86,8 +86,8 @@ def test_every_residual_branch_of_a_unet_starts_at_zero(tiny):
 
 def test_unet_and_text_encoder_do_not_start_alike(tiny):
     """At one seed: the k-th parameters of both are uniform numbers, and other ones."""
-    unet = build_unet(read_new_config("unet", tiny.config("unet"), ""), seed=3)
-    text_encoder = build_text_encoder(read_new_config("ldmbert", tiny.config("ldmbert"), ""), seed=3)
+    unet = build_network("unet", read_new_config("unet", tiny.config("unet"), ""), seed=3)
+    text_encoder = build_network("text_encoder", read_new_config("ldmbert", tiny.config("ldmbert"), ""), seed=3)
     pairs = [
         [values / np.abs(values).max() for values in (one.numpy().ravel()[:8], other.numpy().ravel()[:8])]
         for one, other in zip(unet.parameters(), text_encoder.parameters(), strict=False)
@@ -100,10 +100,8 @@ def test_unet_and_text_encoder_do_not_start_alike(tiny):
 
 def test_weights_come_from_the_seed_alone(tiny):
     def weights(seed):
-        return {
-            name: p.numpy()
-            for name, p in build_unet(read_new_config("unet", tiny.config("unet"), ""), seed).named_parameters()
-        }
+        unet = build_network("unet", read_new_config("unet", tiny.config("unet"), ""), seed)
+        return {name: p.numpy() for name, p in unet.named_parameters()}
 
     paddle.seed(1)
     first = weights(seed=3)

@@ -4,7 +4,7 @@ import paddle
 import pytest
 from small_weights import UNET
 
-from ppldm.networks.build import build_unet
+from ppldm.networks.build import build_network
 from ppldm.networks.config_fields import settings_of
 from ppldm.networks.configs import check_config
 from ppldm.utils.errors import ModelError, PpldmError
@@ -51,7 +51,7 @@ def test_a_setting_runs_or_is_refused(name, value):
         return
     try:
         with paddle.utils.unique_name.guard():
-            unet = build_unet(config, 0)
+            unet = build_network("unet", config, 0)
     except PpldmError:
         return
     x = paddle.zeros([1, config["in_channels"], 8, 8])

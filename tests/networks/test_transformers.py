@@ -12,7 +12,7 @@ from overfit import overfit
 from ppldm.config.network_files import CONFIG_DIR
 from ppldm.data.inputs import KeptPatches
 from ppldm.diffusion.process import Process
-from ppldm.networks.build import build_text_encoder, build_transformer
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import check_config, read_new_config
 from ppldm.networks.transformers.patches import Grid, grid_of, take_patches
 from ppldm.networks.transformers.transform import TransformerDiffusionModel, make_transformer, transform
@@ -158,7 +158,7 @@ def test_a_new_dit_or_microdit_starts_from_zero():
     """So that the first loss of epsilon prediction is the mean square of the noise; a UViT, as published, does not."""
     noisy, timesteps, hidden, _ = given_for(4, 4)
     for name in CONFIGS:
-        network, again = (build_transformer(config_of(name), 1) for _ in range(2))
+        network, again = (build_network("transformer", config_of(name), 1) for _ in range(2))
         mine, theirs = network.state_dict(), again.state_dict()
         assert mine.keys() == theirs.keys() and all((mine[key] == theirs[key]).all() for key in mine)
         with paddle.no_grad():
@@ -166,8 +166,8 @@ def test_a_new_dit_or_microdit_starts_from_zero():
 
 
 def make_model(tiny, name):
-    text_encoder = build_text_encoder(check_config("text_encoder", TEXT_ENCODER_CONFIG, "x"), 1)
-    transformer = build_transformer(config_of(name), 1)
+    text_encoder = build_network("text_encoder", check_config("text_encoder", TEXT_ENCODER_CONFIG, "x"), 1)
+    transformer = build_network("transformer", config_of(name), 1)
     return TransformerDiffusionModel(load_vae(tiny.vae), text_encoder, transformer, Process.of(PUBLISHED_SCHEDULE))
 
 
@@ -456,7 +456,9 @@ def test_a_microdit_is_the_published_one(changes):
 
 def test_of_a_microdit_s_weights_those_of_mixers_and_experts_start_as_published():
     """micro_diffusion's `initialize_weights`."""
-    network = build_transformer(config_of("microdit", dim=64, depth=3, patch_mixer_dim=32, multiple_of=256), 1)
+    network = build_network(
+        "transformer", config_of("microdit", dim=64, depth=3, patch_mixer_dim=32, multiple_of=256), 1
+    )
     state = network.state_dict()
     for key, std in {
         "blocks.0.attn.qkv.weight": 0.02, "blocks.2.attn.proj.weight": 0.02 / 6**0.5, "blocks.1.mlp.w1": 0.02,

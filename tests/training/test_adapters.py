@@ -5,10 +5,10 @@ import json
 import numpy as np
 import paddle
 import pytest
-from tiny_model import make_model
+from tiny_model import load_pipeline, make_model
 
 from ppldm.data.text.tokenizer import load_tokenizer
-from ppldm.families.common.ldm_build import load_pipeline, weights_of
+from ppldm.families.common.ldm_build import weights_of
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop

@@ -14,7 +14,7 @@ from sampling import ALL
 
 from ppldm.training.checkpoint.checkpoint import verify
 from ppldm.training.monitor.metrics import read_metrics
-from ppldm.weights.checkpoint_names import list_checkpoints, step_of
+from ppldm.weights.folders import list_checkpoints, step_of
 
 KILLS = 30 if ALL else 6
 MOMENTS = ["starting", "training", "saving"] * (KILLS // 3)

@@ -17,7 +17,8 @@ from sampling import ALL
 from ppldm.data.cached.latents import Latents
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part
-from ppldm.networks.build import build_autoencoder, save_component
+from ppldm.networks.build import build_network, save_component
+from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.training.prepare import prepare
@@ -127,7 +128,7 @@ def test_pictures_and_latents_in_one_run(tiny, runs, tmp_path):
 def test_latents_of_something_else_are_refused_by_what_differs(tiny, runs, tmp_path, changes, words):
     _, file_list, _, _ = runs
     if changes.pop("vae", False):
-        save_component(build_autoencoder(tiny.config("vae"), seed=8), tmp_path / "vae")
+        save_component(build_network("vae", read_new_config("vae", tiny.config("vae"), ""), seed=8), tmp_path / "vae")
         changes["vae_name_or_path"] = tmp_path / "vae"
     with pytest.raises(PartError, match=f"made of something else.*{words}.*ppldm precompute") as caught:
         train(tiny, tmp_path / "run", file_list=file_list, latents="cached", **changes)

@@ -236,7 +236,7 @@ def test_the_rate_is_the_same_for_any_accumulation(tiny, everything, tmp_path, k
 
 
 def test_exported_pipeline_carries_the_schedule(everything):
-    from ppldm.families.common.ldm_build import load_pipeline
+    from tiny_model import load_pipeline
 
     model = load_pipeline(everything["loop"] / "pipeline")
     assert model.prediction_type == "v_prediction"
@@ -383,7 +383,7 @@ def test_epochs_count_rows(tiny, tmp_path):
 
 
 def test_exported_weights_are_the_average(tiny, straight):
-    from ppldm.families.common.ldm_build import load_pipeline
+    from tiny_model import load_pipeline
 
     model = load_pipeline(straight["loop"] / "pipeline")
     average = weights(straight["loop"], 6, "ema_state.pdparams")

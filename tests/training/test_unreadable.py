@@ -19,7 +19,7 @@ from ppldm.utils.checksums import checksum_file, checksum_json
 from ppldm.utils.errors import CheckpointError, DataError, OutputError
 from ppldm.utils.files import lock_folder, read_json, remove_leftovers, write_json
 from ppldm.utils.processes.world import World
-from ppldm.weights.checkpoint_names import list_checkpoints
+from ppldm.weights.folders import list_checkpoints
 
 ERRORS = [errno.EACCES, errno.EIO, errno.ESTALE, errno.EPERM, errno.ETIMEDOUT]
 WAYS = ["open", "all"]  # mode 000 lets a file be looked at; a broken disk or mount does not

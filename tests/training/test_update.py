@@ -22,7 +22,7 @@ from ppldm.training.train import UpdateGuard, run_loop, train_step
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.world import World
-from ppldm.weights.checkpoint_names import list_checkpoints
+from ppldm.weights.folders import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, SEED = 40, 5

@@ -10,7 +10,7 @@ import pytest
 from ppldm.cli.main import run
 from ppldm.config.network_files import CONFIG_DIR
 from ppldm.families import base
-from ppldm.networks.build import build_cascade, build_effnet
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import ComponentWeights, from_torch, to_torch
@@ -27,8 +27,7 @@ STAGES = ["cascade_prior", "cascade_decoder"]
 def small(kind: str, seed: int = 3) -> ComponentWeights:
     """A component of the tiny size; nothing of it is zero."""
     config = read_new_config(kind, TINY[kind], "")
-    build = {"effnet": build_effnet, "vqgan": lambda config, seed: fill_empty(config)}.get(kind, build_cascade)
-    component = component_of(kind, build(config, seed))
+    component = component_of(kind, fill_empty(config) if kind == "vqgan" else build_network(kind, config, seed))
     rng = np.random.default_rng(seed)
     for name, array in component.arrays.items():
         drawn = rng.standard_normal(array.shape, np.float32)

@@ -125,7 +125,7 @@ def fetch(hub, name: str, *flags, code: str = ""):
         "from ppldm.weights.formats.files import weight_files\n"
         "from ppldm.weights.read import COMPONENT_FOLDERS, find_component\n"
         "with exit_on_error():\n"
-        f"    path = locate_model({name!r}, COMPONENT_FOLDERS, {'offline' in flags})\n"
+        f"    path = locate_model({name!r}, {'offline' in flags})\n"
         "    print(path, sum(len(weight_files(find_component(path, kind))) for kind in COMPONENT_FOLDERS))\n"
     )
     env = {
@@ -292,7 +292,7 @@ def test_a_mistyped_path_is_answered_with_the_nearest_one(path, meant, tmp_path,
     (tmp_path / "quickstart/diffusion/pipeline").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=re.escape(meant)):
-        locate_model(path, COMPONENT_FOLDERS, offline=True)
+        locate_model(path, offline=True)
 
 
 @pytest.mark.slow
@@ -312,7 +312,7 @@ def test_a_text_encoder_by_name_comes_with_its_tokenizer(hub, repository, files)
     code = (
         "from ppldm.weights.fetch import locate_model\n"
         "from ppldm.weights.read import find_tokenizer\n"
-        f"path = locate_model('{repository}/{encoder}', {{'text_encoder': ('{encoder}',)}})\n"
+        f"path = locate_model('{repository}/{encoder}', kinds=['text_encoder'])\n"
         "print(path.name, *sorted(file.name for file in find_tokenizer(path).iterdir()))\n"
     )
     found = fetch(hub, repository, code=code)
@@ -321,10 +321,10 @@ def test_a_text_encoder_by_name_comes_with_its_tokenizer(hub, repository, files)
 
 
 def test_paths_are_not_names(tmp_path):
-    assert locate_model(tmp_path, COMPONENT_FOLDERS) == tmp_path
+    assert locate_model(tmp_path) == tmp_path
     for wrong in (tmp_path / "none", "./none", "~/none-of-this", "none", "some/model.ckpt", "a/b/c/d"):
         with pytest.raises(ModelError, match="no folder or file"):
-            locate_model(wrong, COMPONENT_FOLDERS)
+            locate_model(wrong)
 
 
 def test_a_mistyped_path_of_three_pieces_asks_nobody(tmp_path, monkeypatch):

@@ -20,8 +20,9 @@ from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import fill_component
 from ppldm.weights.formats.torch_files import read_torch, write_torch
 from ppldm.weights.layouts import compvis
+from ppldm.weights.layouts.older import old_text_encoder_names
 from ppldm.weights.model_file import read_model_file
-from ppldm.weights.names import old_text_encoder_names, rename, unet_names, vae_names
+from ppldm.weights.names import rename, unet_names, vae_names
 from ppldm.weights.read import read_component, read_weights
 from ppldm.weights.write import metadata_of, write_weights
 

@@ -19,12 +19,12 @@ NAME = "vae_tiny"
 def test_a_name_is_the_packages_folder_unless_a_path_here_has_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_name(NAME)
-    assert locate_model(NAME, {"vae": ("vae",)}, offline=True) == PACKAGED / NAME
+    assert locate_model(NAME, offline=True, kinds=["vae"]) == PACKAGED / NAME
     assert (
         read_folder_config("vae", NAME)["latent_channels"] == read_json(CONFIG_DIR / f"{NAME}.json")["latent_channels"]
     )
     (tmp_path / NAME).mkdir()
-    assert locate_model(NAME, {"vae": ("vae",)}, offline=True).resolve() == tmp_path / NAME
+    assert locate_model(NAME, offline=True, kinds=["vae"]).resolve() == tmp_path / NAME
 
 
 def test_it_is_stored_in_half_and_computes_in_float32():

@@ -30,14 +30,7 @@ from paddle.nn import functional as F
 
 from ... import __version__
 from ...demo.shapes_world.write import World, make_shapes_world
-from ...networks.build import (
-    build_autoencoder,
-    build_cascade,
-    build_text_encoder,
-    build_transformer,
-    build_unet,
-    save_component,
-)
+from ...networks.build import build_network, save_component
 from ...networks.configs import read_new_config
 from ...networks.transformers.transform import transform
 from ...training.monitor.metrics import read_metrics
@@ -48,7 +41,7 @@ from ...utils.machine import resources as machine
 from ...utils.machine.devices import CPU, device_name
 from ...utils.machine.environment import installed_versions
 from ...utils.stages import as_flags
-from ...weights.checkpoint_names import checkpoint_name
+from ...weights.folders import checkpoint_name
 
 STEPS, MIDDLE = 4, 2
 ROWS = 24
@@ -69,7 +62,8 @@ def try_resume(device: str) -> dict:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_shapes_world(folder / "data", World(32, seed=1), ROWS)
-        save_component(build_autoencoder("vae_tiny", 0), folder / "vae")
+        vae = build_network("vae", read_new_config("vae", "vae_tiny", "--certify"), 0)
+        save_component(vae, folder / "vae")
         flags = as_flags(
             device=device, vae_name_or_path=folder / "vae", text_encoder_config_file="ldmbert_tiny",
             unet_config_file="unet_tiny", tokenizer_name=folder / "data/tokenizer", model_max_length=12,
@@ -119,27 +113,25 @@ def list_networks() -> list[Operation]:
     def normal(*shape):
         return rng.standard_normal(shape, dtype=np.float32)
 
-    def config(kind: str, name: str) -> dict:
-        return read_new_config(kind, name, "--certify")
+    def build(kind: str, name: str) -> nn.Layer:
+        return build_network(kind, read_new_config(kind, name, "--certify"), SEED)
 
     ids, times = rng.integers(0, 128, (2, 12)), np.array([10, 700])
     words, latents, half = normal(2, 12, 128), normal(2, 4, 8, 8), np.array([0.1, 0.7], np.float32)
     first = {"clip": "clip_tiny", "ldmbert": "ldmbert_tiny"}
     found: list[tuple] = [
-        (name, build_text_encoder(config("text_encoder", file), SEED), lambda net, one: net(one)[0], (ids,))
-        for name, file in first.items()
+        (name, build("text_encoder", file), lambda net, one: net(one)[0], (ids,)) for name, file in first.items()
     ]
     found += [
-        (name, build_transformer(config("transformer", f"{name}_tiny"), SEED), transform, (latents, times, words))
-        for name in ("uvit", "dit")
+        (name, build("transformer", f"{name}_tiny"), transform, (latents, times, words)) for name in ("uvit", "dit")
     ]
-    unet = build_unet(config("unet", "unet_tiny"), SEED)
+    unet = build("unet", "unet_tiny")
     found += [("unet", unet, lambda net, *given: net(*given).sample, (normal(2, 8, 8, 8), times, words))]
-    vae = build_autoencoder("vae_tiny", SEED)
+    vae = build("vae", "vae_tiny")
     found += [
         ("vae", vae, lambda net, one: net.decode(net.encode(one).latent_dist.mode()).sample, (normal(2, 3, 32, 32),))
     ]
-    cascade = build_cascade(config("cascade_prior", "cascade_c_tiny"), SEED)
+    cascade = build("cascade_prior", "cascade_c_tiny")
     found += [("cascade", cascade, lambda net, *given: net(*given), (normal(2, 16, 4, 4), half, normal(2, 1, 128)))]
     return [Operation(name, "the network", layer.eval(), run, inputs) for name, layer, run, inputs in found]
 

@@ -1,4 +1,4 @@
-"""LPIPS on VGG16 (`ppldm.networks.losses.lpips`), which compares pictures of one size as they are."""
+"""LPIPS on VGG16 (`ppldm.networks.losses`), which compares pictures of one size as they are."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import paddle
 from ppdiffusers.models.attention_processor import AttnProcessor
@@ -12,7 +11,7 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 from ...data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
 from ...diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
 from ...diffusion.process import Process, sampling_settings
-from ...networks.build import build_text_encoder, build_transformer, build_unet, resize_text_encoder
+from ...networks.build import build_network, resize_text_encoder
 from ...networks.configs import (
     LABELS,
     check_fit,
@@ -29,7 +28,7 @@ from ...utils.rng import Stream
 from ...weights.components import Weights
 from ...weights.fetch import locate_model
 from ...weights.fill import component_of, config_of, fill_component, find_component_by_name
-from ...weights.folders import FOLDERS, whole_model
+from ...weights.folders import whole_model
 from ...weights.noise_schedule import PUBLISHED_SCHEDULE
 from ...weights.read import find_tokenizer, read_weights
 
@@ -44,28 +43,25 @@ def build_ldm(
     """
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
-        asked, said = Drawing(**arguments.kept()), {}
+        asked, said, weights = Drawing(**arguments.kept()), {}, None
         schedule = PUBLISHED_SCHEDULE
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
             weights = read_weights(
-                locate_model(arguments.model_name_or_path, _folders(arguments), arguments.offline),
+                locate_model(arguments.model_name_or_path, arguments.offline, _kinds(arguments)),
                 yaml_file=arguments.original_config_file,
                 ema=arguments.load_ema,
                 assumed_prediction=arguments.prediction_type,
             )
             schedule = weights.scheduler
-            shown = {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
-            for name, now in (chosen | shown).items():
-                known = {"timestep_shift": 1.0} | weights.metadata | schedule
-                before = known.get(name, getattr(type(arguments), name))
-                if before != now:
-                    get_logger().warning("%s was trained with %s %s and goes on with %s",
-                                         arguments.model_name_or_path, name, before, now)  # fmt: skip
-            vae, text_encoder, denoiser = _fill_all(weights, arguments, vocab_size)
+            now = chosen | {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
+            unsaid = {name: getattr(type(arguments), name) for name in now} | {"timestep_shift": 1.0}
+            before = unsaid | weights.metadata | schedule
+            for name in (name for name in now if before[name] != now[name]):
+                get_logger().warning("%s was trained with %s %s and goes on with %s",
+                                     arguments.model_name_or_path, name, before[name], now[name])  # fmt: skip
             said = kept_of(weights.metadata)
-        else:
-            vae, text_encoder, denoiser = _build_all(arguments, vocab_size, seed)
+        vae, text_encoder, denoiser = _make_parts(arguments, weights, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
             if not current_kind().efficient_attention:
                 raise ConfigError(
@@ -109,7 +105,7 @@ def tokenizer_source(arguments) -> str:
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
     if not arguments.starts_from_pipeline and (name := arguments.component_names()["text_encoder"]):
-        folder = locate_model(name, {"text_encoder": ("text_encoder",)}, arguments.offline)
+        folder = locate_model(name, arguments.offline, ("text_encoder",))
         own = find_tokenizer(folder)
         if own is None:
             raise ConfigError(
@@ -117,7 +113,7 @@ def tokenizer_source(arguments) -> str:
             )
         return str(own)
     if arguments.starts_from_pipeline:
-        own = find_tokenizer(locate_model(arguments.model_name_or_path, _folders(arguments), arguments.offline))
+        own = find_tokenizer(locate_model(arguments.model_name_or_path, arguments.offline, _kinds(arguments)))
         if own:
             return str(own)
     if arguments.default_tokenizer:
@@ -125,40 +121,38 @@ def tokenizer_source(arguments) -> str:
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
-def _folders(arguments) -> dict:
-    return {kind: FOLDERS[kind] for kind in ("vae", "text_encoder", arguments.denoiser)}
+def _kinds(arguments) -> tuple[str, ...]:
+    return "vae", "text_encoder", arguments.denoiser
 
 
-def _fill_all(weights: Weights, arguments, vocab_size: int) -> list:
-    """VAE, text encoder and UNet of a whole model to start from."""
-    kinds = ("vae", "text_encoder", arguments.denoiser)
-    for kind in kinds:
-        _require_component(kind, weights, arguments.model_name_or_path)
-    configs = {kind: weights.components[kind].config for kind in kinds}
+def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) -> list:
+    """VAE, text encoder and what removes the noise: those of whole `weights`, or each from weights of its own or anew.
+    Nothing is built before all of them fit."""
+    kinds, configs = _kinds(arguments), {}
+    if weights:
+        components = weights.components
+        for kind in kinds:
+            _require_component(kind, weights, arguments.model_name_or_path)
+    else:
+        configs = arguments.new_configs()
+        if "text_encoder" in configs:
+            sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
+            file = arguments.config_files()["text_encoder"]
+            configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], file, sizes)
+        components = {kind: _find(kind, name, arguments) for kind, name in arguments.component_names().items() if name}
+    configs |= {kind: components[kind].config for kind in kinds if kind in components}
     check_fit(configs)
     check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
-    return [fill_component(kind, weights.components[kind]) for kind in kinds]
-
-
-def _build_all(arguments, vocab_size: int, seed: int) -> list:
-    """VAE, text encoder and UNet, each from weights of its own or anew; nothing is built before all of them fit."""
-    files, names = arguments.config_files(), arguments.component_names()
-    configs = arguments.new_configs()
-    if "text_encoder" in configs:
-        sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
-        configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], files["text_encoder"], sizes)
-    check_fit(configs)
-    components = {kind: _find(kind, name, arguments) for kind, name in names.items() if name}
-    configs |= {kind: component.config for kind, component in components.items()}
-    check_fit(configs)
-    check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
-    check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
-    make = {"text_encoder": build_text_encoder, "unet": build_unet, "transformer": build_transformer}
     return [
-        fill_component(kind, components[kind]) if kind in components else make[kind](configs[kind], seed)
-        for kind in ("vae", "text_encoder", arguments.denoiser)
+        fill_component(kind, components[kind]) if kind in components else build_network(kind, configs[kind], seed)
+        for kind in kinds
     ]
+
+
+def _find(kind: str, name: str, arguments):
+    ema = arguments.load_ema and kind == arguments.denoiser
+    return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
 
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:
@@ -167,7 +161,7 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
-        make = _class_of(parts)
+        make = class_of(parts)
         parts["denoiser"] = parts.pop(make.denoiser_name)
         settings = {"process": Process.of(weights.scheduler), "sampling": sampling_settings(weights.scheduler)}
         model = make(**parts, **settings)
@@ -175,7 +169,8 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     return model
 
 
-def _class_of(parts) -> type[LatentDiffusionModel]:
+def class_of(parts) -> type[LatentDiffusionModel]:
+    """The class of a model of components with these names."""
     if "controlnet" in parts:
         from ...networks.controlnet import ControlledDiffusionModel
 
@@ -187,11 +182,6 @@ def _class_of(parts) -> type[LatentDiffusionModel]:
     return LatentDiffusionModel
 
 
-def load_pipeline(folder: Path) -> LatentDiffusionModel:
-    """The model in a folder or file of any known form, in evaluation mode. Raises ModelError."""
-    return build_model(read_weights(folder), folder)
-
-
 def require_whole(weights: Weights, source) -> None:
     """Raises ModelError where a component is missing without which nothing can be drawn."""
     for kind in whole_model(weights.components):
@@ -200,23 +190,14 @@ def require_whole(weights: Weights, source) -> None:
 
 def _require_component(kind: str, weights: Weights, source) -> None:
     if kind not in weights.components:
-        raise ModelError(f"{source} has no {LABELS[kind]} of a kind that is known; {_remedy(kind)}")
-
-
-def _remedy(kind: str) -> str:
-    if kind == "text_encoder":
-        return "start from its VAE and UNet with --vae_name_or_path and --unet_name_or_path"
-    return "give a whole pipeline"
-
-
-def _find(kind: str, name: str, arguments):
-    ema = arguments.load_ema and kind == arguments.denoiser
-    return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
+        from_parts = "start from its VAE and UNet with --vae_name_or_path and --unet_name_or_path"
+        remedy = from_parts if kind == "text_encoder" else "give a whole pipeline"
+        raise ModelError(f"{source} has no {LABELS[kind]} of a kind that is known; {remedy}")
 
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:
     """The weights of a built model, or their `average`, copied, in float32, adapters merged in; and its tokenizer."""
-    from ...weights.adapters import merged
+    from ...weights.lora.merge import merged
 
     with average.applied() if average else nullcontext():
         components = {name: component_of(name, one.layer) for name, one in model.networks.items()}

@@ -4,13 +4,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ...config.network_files import published_network
 from ...data.text.tokenizer import load_tokenizer
-from ...networks.configs import check_fit, check_sizes_taken, read_new_config
+from ...networks.configs import check_fit, check_sizes_taken
 from ...utils.errors import ConfigError, ModelError
 from ...weights.configs import read_folder_config
 from ...weights.model_file import Component
-from ..base import Family, Sitting, check_sizes
+from ..base import Family, Sitting, check_sizes, published_config
 from ..settings.text_to_image import TextToImageSettings
 
 
@@ -55,11 +54,8 @@ class TextToImage(Family):
         """Also of published models that are not here. A new text encoder has the words of a tokenizer in a folder."""
         found, configs = self.known_configs(config)
         for name, place in self.places(config).items():
-            if place and not found[name]:
-                file = published_network(name, place)
-                if file is None:
-                    raise ModelError(f"{place}: there is no config.json of its {name} here; download the model first")
-                found[name] = read_new_config(name, file, f"--{name}_name_or_path")
+            if place:
+                found[name] = found[name] or published_config(name, name, place)
         if "text_encoder" in configs:
             sizes = {"max_position_embeddings": config.model_max_length}
             if config.tokenizer_name and Path(config.tokenizer_name).is_dir():
@@ -77,14 +73,6 @@ class TextToImage(Family):
         if configs.get("unet"):
             check_sizes_taken(configs["unet"], config.size_conditioning)
 
-    def identity(self, config: TextToImageSettings, data) -> dict:
-        """The average."""
-        return {"ema": str(self.average(config))}
-
-    def average(self, config: TextToImageSettings):
-        """What the settings ask for."""
-        return config.decay()
-
     def build(self, config: TextToImageSettings, data, seed: int):
         """From weights or from configs, with the tokenizer of what it starts from unless another is named."""
         from ...weights.fill import config_of
@@ -99,19 +87,19 @@ class TextToImage(Family):
         self.check_configs({name: config_of(name, getattr(model, name)) for name in self.components}, config)
         check_sizes(model.vae.config, data)
         if config.trains_adapters:
-            from ...networks.adapters.adapt import adapt
+            from ...networks.adapters import adapt
 
             adapt(model, config, seed)
         return model
 
     def assemble(self, config: TextToImageSettings, seed: int, *parts):
         """The model of built parts, as `LatentDiffusionModel` takes them."""
-        from ...networks.latent_diffusion import LatentDiffusionModel
+        from .ldm_build import class_of
 
-        return LatentDiffusionModel(*parts)
+        return class_of(self.components)(*parts)
 
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:
-        """Reconstructions, and samples at each guidance scale."""
+        """Samples at each guidance scale, and what the autoencoder makes of pictures."""
         from .ldm_draw import draw_sample_pictures
 
         return draw_sample_pictures(sitting), {}

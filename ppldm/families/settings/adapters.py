@@ -25,7 +25,7 @@ def lora_modules(default: str, others: str):
 
 
 def trains_adapters(given) -> bool:
-    """True where settings ask for adapters, which alone are trained then."""
+    """True where settings ask for adapters, and nothing else is trained."""
     return given.lora_rank is not None or bool(given.train_tokens)
 
 
@@ -60,7 +60,7 @@ class AdapterSettings:
 
     @property
     def trains_adapters(self) -> bool:
-        """True where they alone are trained."""
+        """True where nothing else is trained."""
         return trains_adapters(self)
 
     def wanted_tokens(self) -> list[tuple[str, str | None]]:

@@ -49,6 +49,18 @@ class DrawnSettings:
 
 
 @dataclass(kw_only=True)
+class ControlSettings:
+    """A base of the settings of families that train a control network: by what pictures are led."""
+
+    control: str = _loss(
+        "canny",
+        "Control images: canny, edges, grey, blur, tiles, super-resolution or inpainting, made of the pictures; row, "
+        "the rows' second images; or a class of one's own, package.module:Class. Parameters follow with commas: "
+        "canny,low=50,high=150 (docs/controlnet.md).",
+    )
+
+
+@dataclass(kw_only=True)
 class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, DrawnSettings):
     """A base of the settings of text-to-image families. A subclass has options that name the components, among them
     `model_name_or_path` and `tokenizer_name`, and says by the methods below what these give.

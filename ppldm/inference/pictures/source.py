@@ -12,14 +12,13 @@ from ...utils.errors import OutputError
 from ...utils.files import cache_dir, read_json, write_json
 from ...utils.log import get_logger
 from ...weights.fetch import locate_model
-from ...weights.folders import COMPONENT_FOLDERS
 
 _WEIGHTS = (".safetensors", ".pdparams", ".bin", ".ckpt", ".pt", ".pth")
 
 
 def describe_source(model: str, offline: bool, **told) -> dict:
     """Where a model comes from, as its pictures say it, so that `ppldm generate --like` draws them again."""
-    sha256 = model_sha256(locate_model(model, COMPONENT_FOLDERS, offline))
+    sha256 = model_sha256(locate_model(model, offline))
     return {"model": model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
 
 

@@ -1,11 +1,11 @@
 """A frozen stage C that is led by a control image, as Stable Cascade's published trainer does it.
 
-A batch is that of `prior`, with
+A batch is that of stage C (`stages`), with
 
     control       [B, K, H, W] uint8, the control images, 0 .. 255
 
 What is trained is a small network beside stage C, and no copy of it: a backbone, and for each of some residual blocks
-of stage C two 1x1 convolutions, of which the second starts at zero, so that a new one changes nothing. What they give
+of stage C two 1x1 convolutions, the second of which starts at zero, so that a new one changes nothing. What they give
 is added before those blocks.
 """
 
@@ -21,7 +21,7 @@ from ..configs import EFFNET_FACTOR
 from ..init import init_like_pytorch
 from ..model import Component, Loss
 from .effnet import make_backbone
-from .prior import CascadePriorModel
+from .stages import CascadePriorModel
 
 _SLOPE = 0.2  # of every leaky ReLU
 
@@ -138,7 +138,7 @@ class ControlledPriorModel(CascadePriorModel):
 def new_controlnet(effnet: nn.Layer, config: dict, seed: int) -> CascadeControlNet:
     """A control network that changes nothing yet. A backbone `effnet` starts as that of a trained EfficientNet, its
     first layer with zeros for further channels; all else as PyTorch draws it."""
-    made = init_like_pytorch(make_network(CascadeControlNet, config), seed, salt=28)
+    made = init_like_pytorch(make_network("cascade_controlnet", config), seed, salt=28)
     if config["bottleneck"] == "effnet":
         for name, value in effnet.backbone.state_dict().items():
             own = made.backbone.state_dict()[name]

@@ -22,6 +22,7 @@ from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timeste
 from ..configs import is_uvit, table_of
 from ..encoders import token_mask
 from ..latent_diffusion import LatentDiffusionModel
+from ..model import Loss
 from .microdit import MicroDiT
 from .patches import Grid, grid_of, take_patches
 
@@ -49,16 +50,20 @@ class TransformerDiffusionModel(LatentDiffusionModel):
         mask = token_mask(input_ids, self.mask_behind)
         return {"hidden": self.encode_text(input_ids, text_embeddings), "mask": mask}
 
-    def drawn_sizes(self, latents):
-        """None: it is told no sizes."""
-
     def predict(self, noisy, timesteps, input_ids, text_embeddings=None, kept=None):
         """`denoise` under captions: all that is trained."""
         return self.denoise(noisy, timesteps, **self.condition(input_ids, text_embeddings), kept=kept)
 
-    def patches(self, latents, kept):
-        """[B, C, h, w] to [B, K, 1, C p p]: the patches `kept` [B, K]."""
-        return take_patches(grid_of(self.denoiser, latents).split(latents), kept).unsqueeze(2)
+    def forward(self, kept_patches=None, **batch) -> Loss:
+        """The `denoising_loss` of latents under captions, of the patches that are kept."""
+        if kept_patches is None or not self.training:
+            return super().forward(**batch)
+
+        def seen(latents):
+            """[B, C, h, w] to [B, K, 1, C p p]."""
+            return take_patches(grid_of(self.denoiser, latents).split(latents), kept_patches).unsqueeze(2)
+
+        return super().forward(**batch, seen=seen, kept=kept_patches)
 
     def denoise(self, noisy, timesteps, **condition):
         """The transformer's output [B, C, h, w] for x_t; where patches are left out, it is of no meaning there."""

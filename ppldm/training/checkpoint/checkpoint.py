@@ -54,7 +54,7 @@ from ...utils.log import get_logger
 from ...utils.machine.devices import device_model, host_memory
 from ...utils.processes.world import World
 from ...utils.variables import read
-from ...weights.checkpoint_names import checkpoint_name, list_checkpoints, may_be_dir, step_of
+from ...weights.folders import checkpoint_name, list_checkpoints, may_be_dir, step_of
 from ...weights.formats.paddle_files import NAME_TABLE, read_tree, write_tree
 from ...weights.model_file import ModelDescription
 from ..optimizer.sharding import ShardedOptimizer, parameter_of

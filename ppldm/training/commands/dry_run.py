@@ -15,8 +15,7 @@ from ...config.recipe import Recipe
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
 from ...families.common.ldm_build import tokenizer_source
-from ...networks.adapters.adapt import TEXT_ENCODER
-from ...networks.adapters.tokens import plan_tokens
+from ...networks.adapters import TEXT_ENCODER, plan_tokens
 from ...utils.report import print_report
 from ...weights.components import is_linear_weight
 from ...weights.fill import parameter_shapes

@@ -24,7 +24,7 @@ from typing import Annotated
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, write_text
 from ...utils.stages import Stage, as_flags, describe, run_stages, tell
-from ...weights.checkpoint_names import share_trained
+from ...weights.folders import share_trained
 
 _VIEWS, _LEAST_UPDATES, _MOST_UPDATES = 200, 400, 4000
 _RATES = {"lora": 1e-4, "full": 5e-6}
@@ -162,7 +162,7 @@ def read_start(model: str) -> Start:
     from ...weights.write import metadata_of
 
     check_name(model)
-    folder = Path(locate_model(model, COMPONENT_FOLDERS, False))
+    folder = Path(locate_model(model))
     scheduler = folder / "scheduler" / "scheduler_config.json"
     configs = {kind: folder.is_dir() and read_folder_config(kind, str(folder)) for kind in COMPONENT_FOLDERS}
     if not all(configs.values()) or not scheduler.is_file():

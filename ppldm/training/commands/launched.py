@@ -18,7 +18,7 @@ from ...utils.errors import ConfigError
 from ...utils.machine.devices import launch_arguments, launch_kind
 from ...utils.processes.world import World
 from ...utils.variables import all_variables
-from ...weights.checkpoint_names import list_checkpoints, step_of
+from ...weights.folders import list_checkpoints, step_of
 from ..start import LAUNCH_LOGS, find_job
 
 LAUNCHER = "ppldm.training.distributed.launch"

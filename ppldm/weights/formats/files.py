@@ -42,7 +42,7 @@ def is_pytorch(path) -> bool:
     return kind == "torch" or (kind == "safetensors" and read_metadata(path).get("format", "pt") == "pt")
 
 
-def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
+def read_arrays(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
     """Name to array of a file of any of the three formats; `wanted(name)` chooses. bfloat16 and float8 become
     float32.
 
@@ -59,6 +59,18 @@ def read_arrays(path, wanted=None) -> dict[str, np.ndarray]:
     from .paddle_files import read_pdparams
 
     return read_pdparams(path, wanted)
+
+
+def read_names(path) -> set[str]:
+    """The names of the arrays of such a file. Raises ModelError."""
+    names: set[str] = set()
+
+    def is_wanted(name: str) -> bool:
+        names.add(name)
+        return False
+
+    read_arrays(path, is_wanted)
+    return names
 
 
 def read_component_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -141,7 +153,7 @@ def read_metadata(path) -> dict[str, str]:
 def _read_safetensors(path: Path, wanted) -> dict[str, np.ndarray]:
     try:
         with safe_open(str(path), framework="np") as file:
-            names = [name for name in file.keys() if wanted is None or wanted(name)]  # noqa: SIM118 (not a dict)
+            names = [name for name in file.keys() if wanted(name)]  # noqa: SIM118 (not a dict)
             kinds = {name: file.get_slice(name).get_dtype() for name in names}
             if odd := next((name for name, kind in kinds.items() if kind not in (*_OF_NUMPY, *_WIDENED)), None):
                 raise ModelError(

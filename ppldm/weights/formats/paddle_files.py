@@ -47,7 +47,7 @@ _CHUNK = 1 << 20
 _MOST_DIMENSIONS = 32  # numpy's own limit
 
 
-def read_pdparams(path, wanted=None) -> dict[str, np.ndarray]:
+def read_pdparams(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
     """Name to array of a state dict that paddle.save wrote; bfloat16 becomes float32. `wanted(name)` chooses.
 
     Raises ModelError.
@@ -60,10 +60,10 @@ def read_pdparams(path, wanted=None) -> dict[str, np.ndarray]:
         read = cache(lambda array: _widened(array.read(file)))  # once, whatever its names
         for name, value in tree.items():
             value = value[1] if _is_named(value) else value
-            if isinstance(name, str) and isinstance(value, _Array) and name not in cut and _is_wanted(name, wanted):
+            if isinstance(name, str) and isinstance(value, _Array) and name not in cut and wanted(name):
                 arrays[name] = read(value)
         for name, (parts, shape) in slices.items():
-            if _is_wanted(name, wanted):
+            if wanted(name):
                 arrays[name] = _widened(_join([tree[part] for part in parts], shape, file))
         return arrays
 
@@ -126,10 +126,6 @@ def _parse(file) -> dict:
     if not isinstance(tree, dict):
         raise Malformed("not a dict of tensors")
     return tree
-
-
-def _is_wanted(name: str, wanted) -> bool:
-    return wanted is None or wanted(name)
 
 
 def _is_named(value) -> bool:

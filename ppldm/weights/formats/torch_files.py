@@ -64,7 +64,7 @@ class StoredTensor(Record):
 
     @property
     def stored_dtype(self) -> np.dtype:
-        """Of the storage's elements: uint16 for bfloat16, uint8 for truth values, of which a file may have any."""
+        """Of the storage's elements: uint16 for bfloat16, uint8 for truth values, which a file may hold as any byte."""
         return np.dtype({BFLOAT16: "uint16", "bool": "uint8"}.get(self.dtype, self.dtype))
 
     @property
@@ -153,14 +153,14 @@ _NAMES = {
 _INERT = ("pytorch_lightning", "lightning", "lightning_fabric", "omegaconf")
 
 
-def read_torch(path, wanted=None) -> dict[str, np.ndarray]:
-    """Name to array of a file that torch.save wrote: a state dict, alone or under "state_dict".
+def read_torch(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
+    """Name to array of a file that torch.save wrote: a state dict, by itself or under "state_dict".
 
     `wanted(name)` chooses; the others are not read. Half precision stays, bfloat16 becomes float32. Raises ModelError.
     """
     path = Path(path)
     with named_errors(path, "PyTorch"), _open(path) as (tree, read_storage, num_bytes):
-        tensors = {name: one for name, one in _state_dict(tree).items() if wanted is None or wanted(name)}
+        tensors = {name: one for name, one in _state_dict(tree).items() if wanted(name)}
         if sum(one.num_bytes for one in set(tensors.values())) > num_bytes:
             raise Malformed("its tensors have more bytes than the file")
         by_storage: dict[str, list[str]] = {}
@@ -262,59 +262,40 @@ def _state_dict(tree) -> dict[str, StoredTensor]:
     return {name: value for name, value in tree.items() if isinstance(name, str) and isinstance(value, StoredTensor)}
 
 
-class _Emitter:
-    """Writes the few pickle opcodes of a dict of tensors, as torch.save does under protocol 2."""
+def pickled_text(value: str) -> bytes:
+    """The opcode of a text, as torch.save writes it under protocol 2."""
+    data = value.encode()
+    return b"X" + len(data).to_bytes(4, "little") + data
 
-    def __init__(self):
-        self.out = bytearray(b"\x80\x02")
 
-    def text(self, value: str):
-        data = value.encode()
-        self.out += b"X" + len(data).to_bytes(4, "little") + data
+def pickled_number(value: int) -> bytes:
+    """The opcode of a whole number from 0."""
+    if value < 2**31:
+        return b"J" + value.to_bytes(4, "little", signed=True)
+    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
 
-    def integer(self, value: int):
-        if value < 2**31:
-            self.out += b"J" + value.to_bytes(4, "little", signed=True)
-        else:
-            self.out += b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
 
-    def tuple(self, values):
-        self.out += b"("
-        for value in values:
-            self.integer(value)
-        self.out += b"t"
-
-    def tensor(self, key: str, storage: str, shape, strides, size: int):
-        self.out += b"ctorch._utils\n_rebuild_tensor_v2\n(("
-        self.text("storage")
-        self.out += f"ctorch\n{storage}\n".encode()
-        self.text(key)
-        self.text("cpu")
-        self.integer(size)
-        self.out += b"tQ"
-        self.integer(0)
-        self.tuple(shape)
-        self.tuple(strides)
-        self.out += b"\x89ccollections\nOrderedDict\n)RtR"
+def pickled_tensor(key: str, storage: str, size: int, shape, strides, offset: int = 0) -> bytes:
+    """The opcodes of a tensor that is a view of the storage `key`, of `size` values of the class `storage`."""
+    sides, steps = (b"(" + b"".join(map(pickled_number, values)) + b"t" for values in (shape, strides))
+    stored = f"ctorch\n{storage}\n".encode() + pickled_text(key) + pickled_text("cpu") + pickled_number(size)
+    view = pickled_number(offset) + sides + steps + b"\x89ccollections\nOrderedDict\n)RtR"
+    return b"ctorch._utils\n_rebuild_tensor_v2\n((" + pickled_text("storage") + stored + b"tQ" + view
 
 
 def write_torch(path, state_dict: dict[str, np.ndarray], numbers: dict[str, int]) -> None:
     """A file that torch.load reads: {"state_dict": tensors, **numbers}. The arrays' dtypes stay."""
     storages = {dtype: name for name, dtype in _STORAGES.items()}
-    emitter = _Emitter()
-    emitter.out += b"}("
+    program = b"\x80\x02}("
     for name, number in numbers.items():
-        emitter.text(name)
-        emitter.integer(number)
-    emitter.text("state_dict")
-    emitter.out += b"}("
+        program += pickled_text(name) + pickled_number(number)
+    program += pickled_text("state_dict") + b"}("
     for key, (name, array) in enumerate(state_dict.items()):
-        emitter.text(name)
         strides = [math.prod(array.shape[axis + 1 :]) for axis in range(array.ndim)]
-        emitter.tensor(str(key), storages[array.dtype.name], array.shape, strides, array.size)
-    emitter.out += b"uu."
+        tensor = pickled_tensor(str(key), storages[array.dtype.name], array.size, array.shape, strides)
+        program += pickled_text(name) + tensor
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr("archive/data.pkl", bytes(emitter.out))
+        archive.writestr("archive/data.pkl", program + b"uu.")
         archive.writestr("archive/byteorder", "little")
         for key, array in enumerate(state_dict.values()):
             with archive.open(f"archive/data/{key}", "w", force_zip64=array.nbytes > 2**30) as file:

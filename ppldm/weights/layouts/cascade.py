@@ -18,7 +18,7 @@ from ..configs import complete_config
 from ..folders import FURTHER_FOLDERS
 from ..formats.files import read_arrays
 from ..model_file import TOKENIZER_FOLDER, class_of
-from ..write import copy_tokenizer, version_of, write_component
+from ..write import copy_tokenizer, version_of, write_component, write_index
 
 # The configs of this package that a single file may have, and the first sides of arrays that tell them apart.
 _PUBLISHED = {"cascade_prior": "cascade_c_*", "cascade_decoder": "cascade_b_*", "effnet": "effnet_*"}
@@ -36,7 +36,7 @@ _LIBRARIES = {"vqgan": "wuerstchen", "projected_text_encoder": "transformers", "
 
 
 def read_single_file(kind: str, path: Path, config_file=None) -> ComponentWeights:
-    """A component from a file of its weights alone, by diffusers' names or the published ones.
+    """A component from a file with nothing but its weights, by diffusers' names or the published ones.
 
     `config_file`: by default the .json of its name beside it, else the config of this package that has its sizes.
     Raises ModelError.
@@ -103,8 +103,8 @@ def write_cascade(
     if stage is None:
         raise ModelError("there is no prior and no decoder of Stable Cascade to export; give one of them")
     name, further = _PIPELINES[stage]
-    head = {"_diffusers_version": version_of("diffusers")}
-    index = {"_class_name": name, **head, **further, "scheduler": ["diffusers", _SCHEDULER]}
+    head = {"_class_name": name, "_diffusers_version": version_of("diffusers")}
+    index = {**head, **further, "scheduler": ["diffusers", _SCHEDULER]}
     with atomic_dir(folder) as target:
         for kind, component in components.items():
             kept = ComponentWeights(component.config, cast(component.arrays, dtype), component.source)
@@ -115,9 +115,6 @@ def write_cascade(
         if tokenizer is not None:
             copy_tokenizer(tokenizer, target / TOKENIZER_FOLDER)
             index["tokenizer"] = ["transformers", "CLIPTokenizer"]
-        (target / "scheduler").mkdir()
-        settings = {"_class_name": _SCHEDULER, **head, "s": 0.008, "scaler": 1.0}
-        write_json(target / "scheduler" / "scheduler_config.json", settings)
-        write_json(target / "model_index.json", index)
+        write_index(target, index, "diffusers", {"s": 0.008, "scaler": 1.0})
         files = {str(file.relative_to(target)): checksum_file(file) for file in sorted(target.glob("*/*.safetensors"))}
         write_json(target / "ppldm.json", {**(metadata or {}), "files": files})

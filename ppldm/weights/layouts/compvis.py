@@ -17,7 +17,7 @@ from ...utils.files import read_json_object, read_small
 from ..components import ComponentWeights, Weights, turn_linear
 from ..configs import complete_config
 from ..folders import EXPORTED_CKPT
-from ..formats.files import read_arrays, require_few_layers
+from ..formats.files import read_arrays, read_names, require_few_layers
 from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
 from ..noise_schedule import PUBLISHED_SCHEDULE, check_schedule
 from . import single_file
@@ -116,7 +116,10 @@ def split(
             raise ModelError(
                 f"{source} holds {prefix}{error}, for which its config has no place; give the YAML file of this .ckpt"
             ) from error
-        arrays = {name: _conv_to_linear(kind, name, array) for name, array in arrays.items()}
+        arrays = {
+            name: array[:, :, 0, 0] if _is_convolution_there(kind, name) and array.ndim == 4 else array
+            for name, array in arrays.items()
+        }
         components[kind] = ComponentWeights(config, turn_linear(arrays), str(source))
     return components
 
@@ -129,7 +132,8 @@ def join(weights: Weights) -> dict[str, np.ndarray]:
         component = weights.components[kind]
         names = NAMES[kind](component.config)
         for name, array in turn_linear(component.arrays).items():
-            state_dict[prefix + rename(name, names)] = _linear_to_conv(kind, name, array)
+            stored = array[:, :, None, None] if _is_convolution_there(kind, name) else array
+            state_dict[prefix + rename(name, names)] = stored
     return state_dict
 
 
@@ -172,10 +176,8 @@ def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
 
     Notation of Ho et al. 2020 (arXiv:2006.11239), equations 4 and 7.
     """
-    plain = {"rescale_betas_zero_snr": False, "timestep_shift": 1}
-    if scheduler["beta_schedule"] != "scaled_linear" or plain != plain | {
-        name: scheduler[name] for name in plain if name in scheduler
-    }:
+    own = {"rescale_betas_zero_snr": False, "timestep_shift": 1, **scheduler}
+    if own["beta_schedule"] != "scaled_linear" or own["rescale_betas_zero_snr"] or own["timestep_shift"] != 1:
         raise ModelError("CompVis' classes know only the scaled_linear noise schedule; export to diffusers")
     steps = scheduler["num_train_timesteps"]
     betas = np.linspace(scheduler["beta_start"] ** 0.5, scheduler["beta_end"] ** 0.5, steps) ** 2
@@ -225,16 +227,8 @@ def _with_dots(name: str) -> str:
     return name
 
 
-def _conv_to_linear(kind: str, name: str, array: np.ndarray) -> np.ndarray:
-    """The VAE's attention is 1 x 1 convolutions there and Linear here: [out, in, 1, 1] to [out, in]."""
-    return array[:, :, 0, 0] if _is_vae_attention(kind, name) and array.ndim == 4 else array
-
-
-def _linear_to_conv(kind: str, name: str, array: np.ndarray) -> np.ndarray:
-    return array[:, :, None, None] if _is_vae_attention(kind, name) else array
-
-
-def _is_vae_attention(kind: str, name: str) -> bool:
+def _is_convolution_there(kind: str, name: str) -> bool:
+    """The VAE's attention is 1 x 1 convolutions [out, in, 1, 1] there and Linear [out, in] here."""
     return kind == "vae" and ".attentions." in name and name.endswith(_CONV_IN_ATTENTION)
 
 
@@ -244,20 +238,17 @@ def _unet_config(params: dict, source) -> dict:
     channels = [params["model_channels"] * factor for factor in params["channel_mult"]]
     attention = [2**level in params["attention_resolutions"] for level in range(len(channels))]
     width = params.get("num_head_channels", -1)
-    config = {
-        "sample_size": params.get("image_size", 32),
-        "in_channels": params["in_channels"],
-        "out_channels": params["out_channels"],
-        "down_block_types": ["CrossAttnDownBlock2D" if one else "DownBlock2D" for one in attention],
-        "up_block_types": ["CrossAttnUpBlock2D" if one else "UpBlock2D" for one in reversed(attention)],
-        "block_out_channels": channels,
-        "layers_per_block": params["num_res_blocks"],
-        "cross_attention_dim": params["context_dim"],
-        # In diffusers' configs this is the number of heads, in spite of its name.
-        "attention_head_dim": [one // width for one in channels] if width > 0 else params["num_heads"],
-        "norm_num_groups": _GROUPS,
-    }
-    return {**config, "use_linear_projection": True} if params.get("use_linear_in_transformer") else config
+    return single_file.unet_config(
+        channels,
+        attention,
+        params.get("use_linear_in_transformer"),
+        sample_size=params.get("image_size", 32),
+        in_channels=params["in_channels"],
+        out_channels=params["out_channels"],
+        layers_per_block=params["num_res_blocks"],
+        cross_attention_dim=params["context_dim"],
+        attention_head_dim=[one // width for one in channels] if width > 0 else params["num_heads"],
+    )
 
 
 def _unet_params(config: dict) -> dict:
@@ -298,19 +289,15 @@ def _vae_config(params: dict, scaling_factor: float, source) -> dict:
         raise ModelError(f"{source}: an autoencoder with attn_resolutions {inner['attn_resolutions']} is not supported")
     if inner["z_channels"] != params["embed_dim"]:
         raise ModelError(f"{source}: z_channels {inner['z_channels']} differs from embed_dim {params['embed_dim']}")
-    levels = len(inner["ch_mult"])
-    return {
-        "sample_size": inner["resolution"],
-        "in_channels": inner["in_channels"],
-        "out_channels": inner["out_ch"],
-        "down_block_types": ["DownEncoderBlock2D"] * levels,
-        "up_block_types": ["UpDecoderBlock2D"] * levels,
-        "block_out_channels": [inner["ch"] * factor for factor in inner["ch_mult"]],
-        "layers_per_block": inner["num_res_blocks"],
-        "latent_channels": params["embed_dim"],
-        "norm_num_groups": _GROUPS,
-        "scaling_factor": scaling_factor,
-    }
+    return single_file.vae_config(
+        [inner["ch"] * factor for factor in inner["ch_mult"]],
+        sample_size=inner["resolution"],
+        in_channels=inner["in_channels"],
+        out_channels=inner["out_ch"],
+        layers_per_block=inner["num_res_blocks"],
+        latent_channels=params["embed_dim"],
+        scaling_factor=scaling_factor,
+    )
 
 
 def _vae_params(config: dict) -> dict:
@@ -345,12 +332,7 @@ def _text_encoder_config(params: dict) -> dict:
         "encoder_attention_heads": _HEADS,
         "head_dim": _HEAD_DIM,
         "d_model": params["n_embed"],
-        "activation_function": "gelu",
         "dropout": 0.0,
-        "attention_dropout": 0.0,
-        "activation_dropout": 0.0,
-        "init_std": 0.02,
-        "pad_token_id": 0,
     }
 
 
@@ -380,14 +362,9 @@ def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | Non
     """
     kinds = [kind for kind in kinds if kind in PREFIXES]
     wanted = tuple(PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
-    names: set[str] = set()
-
-    def is_wanted(name: str) -> bool:
-        names.add(name)
-        return name.startswith(wanted) or name in single_file.TABLES
-
-    state_dict = read_arrays(path, is_wanted)
+    names = read_names(path)
     single_file.refuse_others(names, path)
+    state_dict = read_arrays(path, lambda name: name.startswith(wanted) or name in single_file.TABLES)
     if not state_dict.keys() - single_file.TABLES.keys():
         raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
     if "unet" in kinds and holds_averages_alone(names):

@@ -22,8 +22,8 @@ _OWN = {"in_channels": "x_embedder.proj.weight", "caption_channels": "y_embedder
 
 
 def read_published(path: Path) -> ComponentWeights:
-    """A transformer from a file of its weights alone. Its config is the .json of its name beside it, else that of
-    MicroDiT_XL_2 with the file's channels. Raises ModelError."""
+    """A transformer from a file with nothing but its weights. Its config is the .json of its name beside it, else that
+    of MicroDiT_XL_2 with the file's channels. Raises ModelError."""
     found = read_arrays(path)
     found = {name.removeprefix(_PREFIX): array for name, array in found.items() if name.startswith(_PREFIX)} or found
     if any(name not in found or found[name].ndim < 2 for name in _OWN.values()):

@@ -1,4 +1,6 @@
-"""Checkpoints that were written before they held model.json: what they are made of is found by their run's flags.
+"""What earlier versions wrote: checkpoints without a model.json, and text encoders under other names.
+
+What such a checkpoint is made of is found by its run's flags.
 
 run.json beside them has the flags, which may name files that are not here, or that are others here: a path is relative
 to the folder that the run was started in. So what cannot be found is an error that says how to name it, and a VAE that
@@ -17,8 +19,10 @@ from ...utils.files import read_json_object
 from ..components import ComponentWeights, Weights
 from ..configs import complete_config, read_config
 from ..fetch import locate_model
-from ..folders import COMPONENT_FOLDERS, NOT_TEXT_TO_IMAGE, find_component, is_checkpoint, is_tokenizer
+from ..folders import NOT_TEXT_TO_IMAGE, find_component, is_checkpoint, is_tokenizer
+from ..formats.files import require_few_layers
 from ..model_file import LDM
+from ..names import Unmapped, rename
 from ..noise_schedule import PUBLISHED_SCHEDULE, read_scheduler
 from ..runs import RUN_FILE
 
@@ -88,7 +92,10 @@ def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, read_compo
     if names[kind]:
         found = _find(names[kind], kind, checkpoint)
         component = read_component(kind, found, arguments.original_config_file)
-        if kind == "vae" and not _have_equal_arrays(component.arrays, arrays):
+        theirs = component.arrays
+        if kind == "vae" and not (
+            theirs.keys() == arrays.keys() and all(np.array_equal(theirs[name], arrays[name]) for name in arrays)
+        ):
             raise ModelError(f"{found} is not the VAE that {checkpoint} was trained with; {_REMEDY}")
         return component.config
     file = arguments.config_files()[kind]
@@ -107,7 +114,7 @@ _REMEDY = (
 def _find(name: str, kind: str, checkpoint: Path) -> Path:
     """The folder or file of a run's flag, here or in the cache of names. Raises ModelError."""
     try:
-        return locate_model(name, {kind: COMPONENT_FOLDERS[kind]}, offline=True)
+        return locate_model(name, True, (kind,))
     except ModelError as error:
         raise _not_found(checkpoint, kind, name) from error
 
@@ -115,10 +122,6 @@ def _find(name: str, kind: str, checkpoint: Path) -> Path:
 def _not_found(checkpoint: Path, kind: str, name) -> ModelError:
     remedy = _REMEDY if kind == "vae" else "go to the folder that the run was started in, or copy it there"
     return ModelError(f"{checkpoint} was trained with the {kind} {name}, which is not found here; {remedy}")
-
-
-def _have_equal_arrays(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def _start_schedule(arguments, checkpoint: Path, read_weights: Callable) -> dict:
@@ -130,3 +133,37 @@ def _start_schedule(arguments, checkpoint: Path, read_weights: Callable) -> dict
         return read_scheduler(exported)
     start = _find(arguments.model_name_or_path, "vae", checkpoint)
     return read_weights(start, ("vae",), arguments.original_config_file).scheduler
+
+
+def modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
+    """An LDMBert of the older layout under today's names. It had no `to_logits`, which nothing uses: zeros."""
+    require_few_layers(config, len(arrays), folder)
+    theirs = {theirs: ours for ours, theirs in old_text_encoder_names(config).items()}
+    try:
+        renamed = {rename(name, theirs): array for name, array in arrays.items()}
+    except Unmapped as error:
+        raise ModelError(f"{folder} holds {error}, which its config has no place for; copy both again") from error
+    if arrays["embeddings.word_embeddings.weight"].ndim != 2:
+        raise ModelError(f"{folder}: embeddings.word_embeddings.weight is not a table of words; copy it again")
+    words, width = arrays["embeddings.word_embeddings.weight"].shape
+    logits = {"weight": np.zeros((width, words), np.float32), "bias": np.zeros(words, np.float32)}
+    return {**renamed, **{f"to_logits.{name}": array for name, array in logits.items()}}
+
+
+def old_text_encoder_names(config: dict) -> dict[str, str]:
+    """The prefixes of an LDMBertModel to those of ppdiffusers before 0.16, which the older training layout has."""
+    pairs = {
+        "model.embed_tokens": "embeddings.word_embeddings",
+        "model.embed_positions": "embeddings.position_embeddings",
+        "model.layer_norm": "final_layer_norm",
+    }
+    for layer in range(config["encoder_layers"]):
+        ours, theirs = f"model.layers.{layer}", f"encoder.layers.{layer}"
+        pairs |= {
+            f"{ours}.self_attn_layer_norm": f"{theirs}.norm1",
+            f"{ours}.self_attn": f"{theirs}.self_attn",
+            f"{ours}.final_layer_norm": f"{theirs}.norm2",
+            f"{ours}.fc1": f"{theirs}.linear1",
+            f"{ours}.fc2": f"{theirs}.linear2",
+        }
+    return pairs

@@ -245,18 +245,40 @@ def _unet(shapes: Mapping[str, tuple], source) -> dict:
         raise KeyError(f"input_blocks.{block}.0.out_layers.3.weight")
     at = next(name for name in sorted(shapes) if name.endswith(".attn2.to_k.weight"))
     linear = len(shapes[at.partition(".transformer_blocks.")[0] + ".proj_in.weight"]) == 2
+    return unet_config(
+        channels,
+        attention,
+        linear,
+        sample_size=_PIXELS // _FACTOR,
+        in_channels=first[1],
+        out_channels=out,
+        layers_per_block=depths[0],
+        cross_attention_dim=shapes[at][1],
+        attention_head_dim=[max(1, one // _HEAD_WIDTH) for one in channels] if linear else _NUM_HEADS,
+    )
+
+
+def unet_config(channels: list[int], attention: list[bool], linear, **others) -> dict:
+    """The config of a UNet of CompVis, by what each level has; `linear`: whether its projections are. What diffusers
+    calls attention_head_dim is the number of heads."""
     return {
-        "sample_size": _PIXELS // _FACTOR,
-        "in_channels": first[1],
-        "out_channels": out,
         "down_block_types": ["CrossAttnDownBlock2D" if one else "DownBlock2D" for one in attention],
         "up_block_types": ["CrossAttnUpBlock2D" if one else "UpBlock2D" for one in reversed(attention)],
         "block_out_channels": channels,
-        "layers_per_block": depths[0],
-        "cross_attention_dim": shapes[at][1],
-        "attention_head_dim": [max(1, one // _HEAD_WIDTH) for one in channels] if linear else _NUM_HEADS,
         "norm_num_groups": 32,
         **({"use_linear_projection": True} if linear else {}),
+        **others,
+    }
+
+
+def vae_config(channels: list[int], **others) -> dict:
+    """The config of an autoencoder of CompVis, by the channels of each level."""
+    return {
+        "down_block_types": ["DownEncoderBlock2D"] * len(channels),
+        "up_block_types": ["UpDecoderBlock2D"] * len(channels),
+        "block_out_channels": channels,
+        "norm_num_groups": 32,
+        **others,
     }
 
 
@@ -269,18 +291,15 @@ def _vae(shapes: Mapping[str, tuple], source) -> dict:
         layers += 1
     if not channels:
         raise KeyError("encoder.down.0.block.0.conv1.weight")
-    return {
-        "sample_size": _PIXELS,
-        "in_channels": shapes["encoder.conv_in.weight"][1],
-        "out_channels": shapes["decoder.conv_out.weight"][0],
-        "down_block_types": ["DownEncoderBlock2D"] * len(channels),
-        "up_block_types": ["UpDecoderBlock2D"] * len(channels),
-        "block_out_channels": channels,
-        "layers_per_block": layers,
-        "latent_channels": shapes["post_quant_conv.weight"][0],
-        "norm_num_groups": 32,
-        "scaling_factor": _SCALING_FACTOR,
-    }
+    return vae_config(
+        channels,
+        sample_size=_PIXELS,
+        in_channels=shapes["encoder.conv_in.weight"][1],
+        out_channels=shapes["decoder.conv_out.weight"][0],
+        layers_per_block=layers,
+        latent_channels=shapes["post_quant_conv.weight"][0],
+        scaling_factor=_SCALING_FACTOR,
+    )
 
 
 def _text_encoder(shapes: Mapping[str, tuple], source) -> dict:

@@ -16,11 +16,10 @@ from .keys import LONGEST_NAME
 
 ADAPTER_CONFIG = "adapter_config.json"
 HEADER = "lora_adapter_metadata"
-# Of the header, a scale without a component, by several programs; kohya's holds for keys of its own form alone.
+# Of the header, a scale without a component, by several programs; kohya's holds only for keys of its own form.
 _PLAIN = ("lora_alpha", "network_alpha", "alpha")
 KOHYA_SAID = ("ss_network_dim", "ss_network_alpha")
 STATED = (HEADER, *_PLAIN, *KOHYA_SAID)  # what no longer holds when the pairs are written in another form
-_READ = {"lora_alpha", "alpha_pattern", "r", "rank_pattern", "use_rslora"}
 # What says how an adapter was trained or loaded, and nothing of what it adds.
 _HARMLESS = {
     "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "target_modules",

@@ -11,14 +11,14 @@ from scipy.linalg import eigh
 
 from ...utils.errors import ModelError
 from ..components import ComponentWeights, Weights, is_linear_weight, require_finite
+from .files import Lora, LoraPair
 from .keys import COMPONENTS, write_key
-from .pairs import Lora, LoraPair
 
 
 @dataclass(frozen=True)
 class Kept:
     """What of the difference of one component a LoRA holds. share: of the sum of squares of the whole difference.
-    layers: how many have a pair. left_out: the parameters that differ and are no weights of linear layers or
+    layers: how many have a pair. left_out: the parameters that differ and are not weights of linear layers or
     convolutions."""
 
     share: float

@@ -4,10 +4,14 @@ In kohya's form alpha stands beside each pair. diffusers' form has none, or from
 (`adapter_config`), and older versions of its loader scale pairs of several ranks by the first one's. So there each pair
 is written with alpha = rank = the largest rank of its component: up is multiplied by alpha / rank, which is exact where
 that is a power of two, and smaller ranks are filled with zeros.
+
+A pair changes a weight (Hu et al. 2021, arXiv:2106.09685): W + alpha / r * up @ down. Arrays have PyTorch's
+orientation, as in the files; Paddle's linear layers hold them transposed.
 """
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +19,67 @@ from safetensors.numpy import save
 
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import atomic_write
-from ..components import require_finite, turn_linear
+from ..components import cast, require_finite, turn_linear
 from ..formats.files import is_pytorch, read_arrays, read_metadata
 from .adapter_config import STATED, plain_alpha, read_settings, stated_alpha
 from .keys import FORMS, KOHYA_PREFIXES, PEFT_PREFIX, adapter_names, read_key, write_key
-from .pairs import Lora, LoraPair
 
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for in a folder
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _SHOWN = 3  # keys that a message lists
+
+
+@dataclass(frozen=True)
+class LoraPair:
+    """The change of one layer's weight. Of a linear layer: down [r, in], up [out, r]; of a convolution: down
+    [r, in, kh, kw], up [out, r, 1, 1]. alpha: the change is scaled by alpha / r."""
+
+    down: np.ndarray
+    up: np.ndarray
+    alpha: float
+
+    @property
+    def rank(self) -> int:
+        """r, of at least 1."""
+        return self.down.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight: (out, in) or (out, in, kh, kw)."""
+        return len(self.up), *self.down.shape[1:]
+
+    @property
+    def change(self) -> np.ndarray:
+        """What is added to the weight, float32 of its shape."""
+        down, up = (array.reshape(len(array), -1).astype(np.float32) for array in (self.down, self.up))
+        return (self.alpha / self.rank * (up @ down)).reshape(self.shape)
+
+    @property
+    def squared_norm(self) -> float:
+        """The sum of the squares of the change, without making it: the trace of (up' up) (down down')."""
+        down, up = (array.reshape(len(array), -1).astype(np.float64) for array in (self.down, self.up))
+        return (self.alpha / self.rank) ** 2 * float(np.sum((up.T @ up) * (down @ down.T)))
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Pairs by component ("unet", "text_encoder") and by layer ("down_blocks.0.attentions.0.to_q" as diffusers names
+    it; "….to_out.0"). metadata: what is known of how they were trained."""
+
+    components: dict[str, dict[str, LoraPair]]
+    metadata: dict = field(default_factory=dict)
+    source: str = "the LoRA"  # where it came from, for messages
+
+    def cast(self, dtype: str) -> "Lora":
+        """The same with arrays of that dtype."""
+        components = {
+            component: {
+                layer: replace(pair, **cast({"down": pair.down, "up": pair.up}, dtype))
+                for layer, pair in layers.items()
+            }
+            for component, layers in self.components.items()
+        }
+        return replace(self, components=components)
 
 
 def read_lora(path, unet: dict | None = None) -> Lora:
@@ -55,7 +111,7 @@ def read_lora(path, unet: dict | None = None) -> Lora:
         if array in found[component][layer]:
             raise ModelError(f"{path} holds {component} {layer} twice, in two forms ({key}); make it again")
         found[component][layer][array] = arrays[key]
-    metadata = _without_format(read_metadata(path))
+    metadata = {key: value for key, value in read_metadata(path).items() if key != "format"}
     said = read_settings(path, metadata, any(PEFT_PREFIX in key or adapter_names([key]) for key in arrays))
     plain = plain_alpha(metadata, any(key.startswith(tuple(KOHYA_PREFIXES.values())) for key in arrays))
     components = {
@@ -109,7 +165,7 @@ def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
 
 def _pair(arrays: dict[str, np.ndarray], where: str, layer: str, said: dict, plain: tuple | None) -> LoraPair:
     """The pair of a layer. `said`: the settings of its adapter; `plain`: what the header says of the scale besides.
-    Raises ModelError where its arrays are no pair, and where what the file says does not agree."""
+    Raises ModelError where its arrays are not a pair, and where what the file says does not agree."""
     if missing := [name for name in ("down", "up") if name not in arrays]:
         raise ModelError(f"{where} lacks its {' and its '.join(missing)} matrix; copy the file again")
     down, up = arrays["down"], arrays["up"]
@@ -154,7 +210,3 @@ def _kohya_metadata(lora: Lora) -> dict[str, str]:
         "ss_network_dim": one({pair.rank for pair in pairs}),
         "ss_network_alpha": one({pair.alpha for pair in pairs}),
     }
-
-
-def _without_format(metadata: dict) -> dict:
-    return {key: value for key, value in metadata.items() if key != "format"}

@@ -7,7 +7,7 @@ kohya       lora_unet_down_blocks_0_attentions_0_…_to_q.lora_down.weight, .lor
             in place of dots, and lora_te_…; the UNet's blocks also by CompVis' numbers (lora_unet_input_blocks_1_1_…)
 
 kohya's underscores are ambiguous by themselves. Names of the networks have underscores in few words, which are listed
-here; `merge.fit_lora` finds the layers of a model by their own names besides.
+here; `merge.merge_lora` finds the layers of a model by their own names besides.
 """
 
 import re

@@ -1,9 +1,11 @@
-"""LoRA laid over the weights of a model: W + weight * alpha / r * up @ down, in float32. Several add up.
+"""LoRA laid over the weights of a model: W + weight * alpha / r * up @ down, in float32. Several add up. And what the
+adapters of a model have learned: as files of their own, and merged into the weights of their base.
 
 Merged with the negative weight, the model is what it was before, to the rounding of float32.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +13,13 @@ import numpy as np
 
 from ...utils.checksums import file_sha256
 from ...utils.errors import ModelError
+from ...utils.files import atomic_dir, write_json
 from ..components import ComponentWeights, Weights, is_linear_weight
+from ..model_file import TOKENIZER_FOLDER
 from .adapter_config import ADAPTER_CONFIG
-from .files import LORA_FILE, find_lora, read_lora
+from .files import LORA_FILE, Lora, LoraPair, find_lora, read_lora, write_lora
 from .flag import split_word
-from .pairs import Lora
-from .tokens import TOKEN_FILES, add_tokens, has_tokens
+from .tokens import TOKEN_FILES, add_tokens, has_tokens, with_rows, write_tokens
 
 
 def add_loras(weights: Weights, words: Sequence[str]) -> Weights:
@@ -76,3 +79,50 @@ def _merge(component: ComponentWeights, name: str, layers: dict, source: str, we
 def _flat(shape: Sequence[int]) -> tuple[int, ...]:
     """A shape in which a convolution of 1 x 1 is a linear layer, as it is in some files."""
     return tuple(shape[:2]) if set(shape[2:]) <= {1} else tuple(shape)
+
+
+def write_adapters(model, folder: Path, average, metadata: dict) -> None:
+    """Write to `folder` what other programs read (`files`, `tokens`), of averaged values where there are
+    some; and ppldm.json, with `metadata`."""
+    with atomic_dir(folder) as target, average.applied() if average else nullcontext():
+        lora = lora_of(model)
+        if lora.components:
+            write_lora(lora, target)
+        ids, rows = tokens_of(model)
+        write_tokens(dict(zip(ids, rows, strict=True)), target)
+        if model.tokenizer:
+            model.tokenizer.save(target / TOKENIZER_FOLDER)
+        write_json(target / "ppldm.json", {**metadata, "tokens": ids, "ema": average is not None})
+
+
+def lora_of(model) -> Lora:
+    """The low-rank pairs of a model, copied."""
+    found = {
+        one.network: {name: _pair(layer, one.alpha) for name, layer in one.layers.items()}
+        for one in model.adapters.values()
+        if one.kind == "lora"
+    }
+    return Lora(found, source="this run")
+
+
+def tokens_of(model) -> tuple[dict[str, int], np.ndarray]:
+    """(ids of the tokens that a model has trained, by token; their rows [T, D] float32)."""
+    for one in model.adapters.values():
+        if one.kind == "tokens":
+            return dict(zip(one.tokens, one.ids, strict=True)), one.rows().detach().numpy()
+    return {}, np.zeros((0, 0), np.float32)
+
+
+def merged(weights: Weights, model) -> Weights:
+    """The weights of the networks of `model` with those of its adapters in them."""
+    weights = merge_lora(weights, lora_of(model))
+    ids, rows = tokens_of(model)
+    if ids:
+        text_encoder = with_rows(weights.components["text_encoder"], [*ids.values()], rows)
+        weights.components = {**weights.components, "text_encoder": text_encoder}
+    return weights
+
+
+def _pair(layer, alpha: float) -> LoraPair:
+    down, up = layer.down.numpy(), layer.up.numpy()
+    return LoraPair(down, up, alpha) if down.ndim > 2 else LoraPair(down.T, up.T, alpha)

@@ -6,14 +6,14 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.networks.build import build_cascade, build_effnet
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 
 KINDS = {"cascade_c_tiny": "cascade_prior", "cascade_b_tiny": "cascade_decoder"}
 
 
 def build(name: str, seed: int = 3, **changes):
-    return build_cascade(read_new_config(KINDS[name], name, "") | changes, seed)
+    return build_network(KINDS[name], read_new_config(KINDS[name], name, "") | changes, seed)
 
 
 def inputs_of(unet, batch: int = 2, side: int = 8) -> dict:
@@ -99,7 +99,7 @@ def test_the_sinusoids_of_a_noise_level():
 
 
 def test_a_picture_is_encoded_alike_while_training_and_in_any_batch():
-    encoder = build_effnet(read_new_config("effnet", "effnet_tiny", ""), seed=3)
+    encoder = build_network("effnet", read_new_config("effnet", "effnet_tiny", ""), seed=3)
     pixels = paddle.to_tensor(np.random.default_rng(1).random([2, 3, 64, 80], np.float32))
     encoder.eval()
     expected = encoder(pixels)

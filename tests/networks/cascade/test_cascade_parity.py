@@ -17,7 +17,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from ppldm.families.cascade_controlnet import control_misfits  # noqa: E402
-from ppldm.networks.build import build_effnet  # noqa: E402
+from ppldm.networks.build import build_network  # noqa: E402
 from ppldm.networks.cascade.control import CascadeControlNet  # noqa: E402
 from ppldm.networks.cascade.unet import CascadeUNet  # noqa: E402
 from ppldm.networks.configs import check_config, read_new_config  # noqa: E402
@@ -182,7 +182,7 @@ def test_the_encoder_is_efficientnet_v2_s():
     theirs = randomised(ReferenceEncoder(TABLE))
     # Of the published table: 21,458,488 with a classifier of 1,281,000; and the convolution behind it.
     assert sum(p.numel() for p in theirs.parameters()) == 21_458_488 - 1_281_000 + 1280 * 16
-    ours = build_effnet(read_new_config("effnet", "effnet_v2_s", ""), 0)
+    ours = build_network("effnet", read_new_config("effnet", "effnet_v2_s", ""), 0)
     fill_layer(ours, arrays_of(theirs), "the table", "ours")
     pixels = np.random.default_rng(2).random([1, 3, 64, 96], np.float32)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from small_lpips import write_lpips
 
 from ppldm.networks.autoencoder import AutoencoderObjective
 from ppldm.networks.init import init_discriminator
-from ppldm.networks.losses.adversarial import GradientBalance, PatchDiscriminator, hinge_loss
+from ppldm.networks.losses import GradientBalance, PatchDiscriminator, hinge_loss
 from ppldm.utils.errors import ModelError
 from ppldm.weights.formats.files import write_safetensors
 from ppldm.weights.losses import load_discriminator, load_lpips

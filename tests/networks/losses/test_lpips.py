@@ -11,7 +11,7 @@ import pytest
 from fidelity import torch_fidelity
 from small_lpips import WIDTHS, write_lpips
 
-from ppldm.networks.losses.lpips import Lpips
+from ppldm.networks.losses import Lpips
 from ppldm.utils.errors import ModelError
 from ppldm.weights.formats.files import read_arrays, write_safetensors
 from ppldm.weights.losses import load_lpips

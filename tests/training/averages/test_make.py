@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from tiny_model import load_pipeline
 
 from ppldm.cli.main import run as command
-from ppldm.families.common.ldm_build import load_pipeline
 from ppldm.families.ldm import LdmConfig
 from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay
 from ppldm.networks.posthoc import combine, exponent_of

@@ -9,7 +9,8 @@ import pytest
 
 import ppldm
 from ppldm.families.common.ldm_build import build_model
-from ppldm.networks.build import build_autoencoder, save_component
+from ppldm.networks.build import build_network, save_component
+from ppldm.networks.configs import read_new_config
 from ppldm.training.checkpoint.checkpoint import read_manifest, verify
 from ppldm.training.checkpoint.resume import differences
 from ppldm.training.commands.arguments import parse_arguments
@@ -30,7 +31,7 @@ def train(kind, flags):
 
 
 def make_vae(tiny, folder: Path, factor: float = FACTOR, seed: int = 1) -> Path:
-    vae = build_autoencoder(tiny.config("vae"), seed)
+    vae = build_network("vae", read_new_config("vae", tiny.config("vae"), ""), seed)
     vae.register_to_config(scaling_factor=factor)
     save_component(vae, folder)
     return folder

@@ -19,7 +19,7 @@ from signalled import draw
 from ppldm.training.checkpoint.checkpoint import verify
 from ppldm.training.monitor.metrics import read_metrics
 from ppldm.utils.processes.rank_watch import SIGNS_DIR
-from ppldm.weights.checkpoint_names import list_checkpoints, step_of
+from ppldm.weights.folders import list_checkpoints, step_of
 
 ROOT = Path(__file__).resolve().parents[3]
 NUM_SIGNALS = int(os.environ.get("PPLDM_NUM_SIGNALS", 3))

@@ -9,7 +9,7 @@ from paddle.base import core
 from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ppldm.diffusion.process import Process
-from ppldm.networks.build import build_autoencoder, build_text_encoder, build_transformer, build_unet
+from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
 from ppldm.networks.transformers.transform import transform
@@ -41,13 +41,13 @@ def built(kind: str, name: str):
     states.stop_gradient = False
     levels = paddle.zeros([SHAPES.samples], "int64")
     if kind == "text_encoder":
-        network = build_text_encoder(config | {"max_position_embeddings": SHAPES.tokens}, 1)
+        network = build_network("text_encoder", config | {"max_position_embeddings": SHAPES.tokens}, 1)
         ids = paddle.zeros([SHAPES.samples, SHAPES.tokens], "int64")
         return network, lambda: network(ids)[0], config
     if kind == "transformer":
-        network = build_transformer(config, 1)
+        network = build_network("transformer", config, 1)
         return network, lambda: transform(network, noisy, levels, states), config
-    network = build_unet(config, 1)
+    network = build_network("unet", config, 1)
     network.set_attn_processor(AttnProcessor())
     return network, lambda: network(noisy, levels, encoder_hidden_states=states).sample, config
 
@@ -81,7 +81,7 @@ def test_what_is_counted_is_what_is_allocated(kind, name, recompute):
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet(recompute):
-    unet, control = build_unet(read_new_config("unet", "unet_tiny", "--config"), 1), (3, 128, 128)
+    unet, control = build_network("unet", read_new_config("unet", "unet_tiny", "--config"), 1), (3, 128, 128)
     shapes = replace(SHAPES, picture=control, latents=(8, 16, 16))
     vae = read_new_config("vae", "vae_tiny", "--config")
     config = controlnet_config(config_of("unet", unet), vae, control[0])
@@ -102,7 +102,7 @@ def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet
 
 def test_what_is_counted_of_an_autoencoder_that_is_trained_is_what_is_allocated():
     config, pictures = read_new_config("vae", "vae_tiny", "--config"), paddle.randn([2, 3, 64, 64])
-    network = build_autoencoder("vae_tiny", 1)
+    network = build_network("vae", config, 1)
     found = measure(network, lambda: network.decode(network.encode(pictures).latent_dist.mean).sample)
     told = count_activations("vae", config, replace(SHAPES, picture=(3, 64, 64)), True, False)
     assert told.peak == pytest.approx(found.peak, rel=0.1)

@@ -27,7 +27,7 @@ from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
 from ppldm.utils.processes.world import World
-from ppldm.weights.checkpoint_names import list_checkpoints
+from ppldm.weights.folders import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[3]
 UPDATES = st.lists(st.tuples(st.sampled_from([1, 8, 99, 100, 400, 1000, 3000]), st.integers(0, 3000)), max_size=30)

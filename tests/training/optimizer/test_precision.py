@@ -60,13 +60,13 @@ def arguments(dtype="bfloat16", level="O1"):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_vae_runs_outside_autocast_and_the_unet_within(tiny, pretend_gpu, dtype):
     model, batch = make_model(tiny), make_batch(2)
-    expected = model.encode(batch["pixel_values"], batch["posterior_noise"]).numpy()
+    expected = model.latents(batch["posterior_noise"], batch["pixel_values"]).numpy()
     seen = {}
     for name in ("vae.encoder", "unet", "text_encoder.model"):
         layer = dict(model.named_sublayers())[name]
         layer.register_forward_pre_hook(lambda *_, name=name: seen.update({name: paddle.is_autocast_enabled()}))
     with precision.autocast(arguments(dtype))():
-        latents = model.encode(batch["pixel_values"], batch["posterior_noise"])
+        latents = model.latents(batch["posterior_noise"], batch["pixel_values"])
         model(**batch)
     assert seen == {"vae.encoder": False, "unet": True, "text_encoder.model": True}
     assert latents.dtype == paddle.float32 and (latents.numpy() == expected).all()

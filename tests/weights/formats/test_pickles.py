@@ -23,7 +23,7 @@ from ppldm.utils.errors import ModelError
 from ppldm.weights.components import OLDER_TORCH_START, widen_bfloat16
 from ppldm.weights.formats.files import is_pytorch, read_arrays
 from ppldm.weights.formats.paddle_files import read_pdparams, read_tree
-from ppldm.weights.formats.torch_files import _Emitter, read_torch, write_torch
+from ppldm.weights.formats.torch_files import pickled_tensor, pickled_text, read_torch, write_torch
 
 DTYPES = ("float32", "float16", "float64", "int64", "uint8", "bool")
 
@@ -47,22 +47,11 @@ def torch_zip(path, data: bytes, members=()) -> None:
 
 def torch_pickle(tensors) -> bytes:
     """The data.pkl of (name, storage, offset, shape, strides)."""
-    emitter = _Emitter()
-    emitter.out += b"}("
-    for name, storage, offset, shape, strides in tensors:
-        emitter.text(name)
-        emitter.out += b"ctorch._utils\n_rebuild_tensor_v2\n(("
-        emitter.text("storage")
-        emitter.out += b"ctorch\nFloatStorage\n"
-        emitter.text(storage)
-        emitter.text("cpu")
-        emitter.integer(4)
-        emitter.out += b"tQ"
-        emitter.integer(offset)
-        emitter.tuple(shape)
-        emitter.tuple(strides)
-        emitter.out += b"\x89ccollections\nOrderedDict\n)RtR"
-    return bytes(emitter.out) + b"u."
+    values = (
+        pickled_text(name) + pickled_tensor(storage, "FloatStorage", 4, shape, strides, offset)
+        for name, storage, offset, shape, strides in tensors
+    )
+    return b"\x80\x02}(" + b"".join(values) + b"u."
 
 
 @settings(deadline=None, max_examples=30)
@@ -477,14 +466,12 @@ def test_many_random_programs():
 
 def older_file(path, arrays_by_name, keys=None, version=1001, counts=None, little_endian=True):
     """What torch.save wrote before PyTorch 1.6: the bytes of its pickles, and each storage with its size."""
-    emitter = _Emitter()
-    emitter.out += b"}("
+    tree = b"\x80\x02}("
     for name, array in arrays_by_name.items():
-        emitter.text(name)
         strides = [stride // array.itemsize for stride in array.strides]
-        emitter.tensor(name, "FloatStorage", array.shape, strides, array.size)
+        tree += pickled_text(name) + pickled_tensor(name, "FloatStorage", array.size, array.shape, strides)
     # Its persistent ids have a sixth entry, None.
-    tree = bytes(emitter.out + b"u.").replace(b"tQ", b"NtQ")
+    tree = (tree + b"u.").replace(b"tQ", b"NtQ")
     keys = list(arrays_by_name) if keys is None else keys
     counts = counts or {}
     with open(path, "wb") as file:

@@ -13,10 +13,9 @@ from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import ComponentWeights, Weights
 from ppldm.weights.fill import fill_component
 from ppldm.weights.lora.extract import extract_lora, nearest_pair
-from ppldm.weights.lora.files import write_lora
+from ppldm.weights.lora.files import Lora, LoraPair, write_lora
 from ppldm.weights.lora.flag import split_word
 from ppldm.weights.lora.merge import add_loras, merge_lora
-from ppldm.weights.lora.pairs import Lora, LoraPair
 
 
 @pytest.fixture(scope="module")
