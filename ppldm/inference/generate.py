@@ -18,7 +18,7 @@ from ..weights.fetch import check_name
 from ..weights.lora.flag import Loras, check_loras
 from .half import Dtype
 from .pictures.ask import plan_of
-from .pictures.draw import choose_folder, draw_plan, estimate, write_summary
+from .pictures.draw import check_folder, draw_plan, estimate, free_folder, write_summary
 from .pictures.like import OF_MODEL, check_likeness
 from .pictures.plan import Plan
 from .pictures.source import describe_source
@@ -37,7 +37,7 @@ def generate(
     wildcards: str = None,  # folder of lists: {a|b} in a prompt is one of both, __name__ a line of FOLDER/name.txt
     prompt_syntax: str = None,  # plain (default), or weighted: (word:1.2), (word), [word], and BREAK
     negative_prompt: str = None,  # what the pictures should not show, for prompts without one of their own
-    out: str = None,  # folder to write, default: drawn, or drawn-2 … where drawn has other prompts
+    out: str = None,  # folder to write, default: drawn, or drawn-2 … where drawn has other pictures
     num_samples: int = None,  # pictures for each prompt, 4 by default; with --like 1
     guidance_scale: _Scales = None,  # how strongly to follow the prompt, by default the model's. Several: folders gN
     num_inference_steps: int = None,  # sampler's steps; default: the model's, or 50
@@ -80,7 +80,7 @@ def generate(
 
     asked = SimpleNamespace(**locals())
     plan = plan_of(asked)
-    asked.out = choose_folder(plan, out)
+    asked.out = out and check_folder(plan, out)
     asked.lora = check_loras(asked.lora)
     check_name(asked.model)
     with entry(threads=1 if asked.exact else None, meets=True):
@@ -126,10 +126,11 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
         return
     if world.is_main:
         warn_of_prompts(pipeline, (text for job in plan.jobs() for text in plan.texts(*job).values()), plan.weighted)
-    draw_plan(pipeline, plan, asked.out, batch_size=batch_size, world=world)
+    out = asked.out or _of_main(world, lambda: free_folder(pipeline, plan))
+    draw_plan(pipeline, plan, out, batch_size=batch_size, world=world)
     barrier(world)
     if world.is_main:
-        write_summary(pipeline, plan, asked.out, asked.columns)
+        write_summary(pipeline, plan, out, asked.columns)
 
 
 def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> None:

@@ -339,7 +339,7 @@ def test_unknown_words_and_other_pictures_are_named(pipeline, tmp_path, capfd):
 ])  # fmt: skip
 def test_what_a_prompt_is_cut_to_is_said(pipeline, syntax, prompt, lost):
     said = describe_prompts(load(pipeline), ["picture 1", prompt], syntax == "weighted")
-    assert ("so that the model does not see '" in said) is lost and "does not know" not in said
+    assert ("it does not see '" in said) is lost and "does not know" not in said
 
 
 def test_pictures_of_other_prompts_are_never_replaced(pipeline, tmp_path):
@@ -358,13 +358,23 @@ def test_pictures_of_other_prompts_are_never_replaced(pipeline, tmp_path):
     assert (tmp_path / "001-00.png").read_bytes() != before["001-00.png"]
 
 
-def test_without_a_folder_other_prompts_go_beside(pipeline, tmp_path, monkeypatch):
+def test_without_a_folder_other_pictures_go_beside(tiny, pipeline, tmp_path, monkeypatch):
+    """Of other prompts, settings or weights; the same command again replaces nothing."""
     monkeypatch.chdir(tmp_path)
-    command = ["generate", "--model", str(pipeline), "--num-samples", "1", "--num-inference-steps", "1", "--prompt"]
-    for prompt, folder in [("picture 1", "drawn"), ("picture 2", "drawn-2"), ("picture 3", "drawn-3")] * 2:
-        run([*command, prompt])
-        assert json.loads(Path(folder, "pictures.jsonl").read_text())["prompt"] == prompt
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["drawn", "drawn-2", "drawn-3"]
+    run_loop(prepare(*parse_arguments(tiny.flags("further", max_steps=2), loop=True)))
+    cases = {
+        "drawn": (pipeline, "picture 1"),
+        "drawn-2": (pipeline, "picture 2"),
+        "drawn-3": (pipeline, "picture 1", "--seed", "5"),
+        "drawn-4": ("further", "picture 1"),
+    }
+    before = {}
+    for folder, (model, prompt, *flags) in [*cases.items()] * 2:
+        run(["generate", "--model", str(model), "--num-samples", "1", "--num-inference-steps", "1", *flags,
+             "--prompt", prompt])  # fmt: skip
+        picture = Path(folder, "000-00.png")
+        assert before.setdefault(folder, picture.stat().st_mtime_ns) == picture.stat().st_mtime_ns
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*cases, "further"]
 
 
 @pytest.mark.parametrize("command", ["generate", "export", "plot-loss"])

@@ -96,17 +96,29 @@ def settings_of(picture) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def choose_folder(plan: Plan, out: str | None) -> Path:
-    """`out`, or the first of drawn, drawn-2, drawn-3 … where no other picture lies in place of the plan's.
-
-    Pictures of the same prompt and other settings are replaced. Raises ConfigError where `out` holds another picture.
-    """
-    if out is None:
-        folders = (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))
-        return next(folder for folder in folders if not _find_other(plan, folder))
+def check_folder(plan: Plan, out: str) -> Path:
+    """`out`. Pictures of the same prompt and other settings are replaced there. Raises ConfigError where it holds
+    another picture in place of the plan's."""
     if found := _find_other(plan, folder := local_path(out)):
         raise ConfigError(f"--out {out} holds {found}; name another folder, or omit --out")
     return folder
+
+
+def free_folder(pipeline, plan: Plan) -> Path:
+    """The first of drawn, drawn-2, drawn-3 … where the plan replaces no picture: those of other prompts, settings or
+    weights stay."""
+    records = {plan.file(*job): plan.record(pipeline, *job) for job in plan.jobs()}
+    folders = (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))
+    return next(
+        one
+        for one in folders
+        if all(_is_drawn(one / name, said) for name, said in records.items() if (one / name).exists())
+    )
+
+
+def _is_drawn(path: Path, record: dict) -> bool:
+    """Whether the picture in a file is the one of a record."""
+    return (read_settings(path) or {}) | {SOURCE: None} == record | {SOURCE: None}
 
 
 def _find_other(plan: Plan, out: Path) -> str:
@@ -138,8 +150,7 @@ def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> Non
     records = {job: plan.record(pipeline, *job) for job in jobs}
     for folder in {(out / plan.file(*job)).parent for job in plan.jobs()}:
         make_output_dir(folder)
-    there = {job: read_settings(out / plan.file(*job)) or {} for job in jobs}
-    todo = {job for job, said in there.items() if said | {SOURCE: None} != records[job] | {SOURCE: None}}
+    todo = {job for job in jobs if not _is_drawn(out / plan.file(*job), records[job])}
     if len(todo) < len(jobs):
         get_logger().info("%d of %d pictures are there already", len(jobs) - len(todo), len(jobs))
     # The batches of all pictures and not of those to do: its batch may change the last bit of a picture.
