@@ -1,6 +1,7 @@
 """Folders of trainings: which lie at a place, and the model that each has made. No paddle here."""
 
 import os
+from functools import cache
 from pathlib import Path
 
 from ..utils.errors import ConfigError, ModelError
@@ -66,8 +67,14 @@ def model_in(path: Path) -> Path:
     if len(found) > 1:
         raise ModelError(f"{path} holds {len(found)} models: {_list(found)}; name one")
     if is_checkpoint(found[0]):
-        get_logger().info("%s has not ended: its newest checkpoint is taken, %s", found[0].parent, found[0].name)
+        _say_that_it_goes_on(found[0])
     return found[0]
+
+
+@cache
+def _say_that_it_goes_on(checkpoint: Path) -> None:
+    """Once, however often a command asks for the place."""
+    get_logger().info("%s has not ended: its newest checkpoint is taken, %s", checkpoint.parent, checkpoint.name)
 
 
 def _model_of(run: Path) -> Path | None:

@@ -316,7 +316,7 @@ def describe(manifest: dict) -> str:
     if count := manifest.get(OTHER_PROFILES):
         lines.append(f"  {count} pictures have a colour profile other than sRGB, which is ignored")
     if count := manifest.get(ENCODED_ANEW):
-        lines.append(f"  {count} pictures were made smaller or encoded anew, as --size and the like ask")
+        lines.append(f"  {count} pictures were made smaller or encoded anew")
     remedy = "say which it is, as --caption-encoding latin-1 --redo"
     return "\n".join(lines + describe_other_text(manifest, remedy))
 
