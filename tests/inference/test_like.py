@@ -12,7 +12,7 @@ from PIL import Image, PngImagePlugin
 from ppldm.cli.main import parse_flags, run
 from ppldm.diffusion.drawing import Drawing
 from ppldm.inference.pictures.ask import plan_of
-from ppldm.inference.pictures.draw import choose_folder
+from ppldm.inference.pictures.draw import check_folder
 from ppldm.inference.pictures.plan import Plan
 from ppldm.utils.errors import ConfigError, PpldmError, StoreError
 from ppldm.utils.store import client
@@ -103,7 +103,7 @@ def test_records_that_are_no_record(text, tmp_path):
     assert "does not say how it was drawn" in planned(write(tmp_path / "000-00.png", text))
     plan = planned(write(tmp_path / "good.png", json.dumps(RECORD | {"source": SOURCE})))
     with pytest.raises(ConfigError, match="that ppldm did not draw"):
-        choose_folder(plan, str(tmp_path))
+        check_folder(plan, str(tmp_path))
 
 
 def test_a_picture_as_large_as_it_says_is_drawn_again(tmp_path):

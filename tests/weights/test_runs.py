@@ -8,7 +8,7 @@ from small_weights import small_weights
 import ppldm
 from ppldm.cli.main import run as run_command
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.inference.serving.commands import describe_source
+from ppldm.inference.pictures.source import describe_source
 from ppldm.runs.read import follow
 from ppldm.runs.watch import make_page
 from ppldm.training.commands.finetune import read_start
@@ -129,5 +129,6 @@ def test_every_door_takes_it(tmp_path):
     run_command(["export", str(tmp_path / "out"), "--out", str(tmp_path / "exported")])
     assert (tmp_path / "exported/unet").is_dir()
     assert read_start(str(tmp_path / "out")).model == str(run / "pipeline")
-    assert describe_source(str(tmp_path), False) == describe_source(str(run / "pipeline"), False)
+    found, named = (describe_source(str(path), False)["sha256"] for path in (tmp_path, run / "pipeline"))
+    assert found == named
     assert read_folder_config("unet", str(tmp_path / "out"))
