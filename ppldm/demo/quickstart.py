@@ -98,8 +98,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pictures", type=_folder, metavar="FOLDER",
                         help="the pictures of a folder and below it (default: the demo's drawings)")  # fmt: skip
     parser.add_argument("--steps", type=_positive, metavar="N",
-                        help=f"updates of the text-to-image model (default: {STEPS}; of many --pictures "
-                        "more)")  # fmt: skip
+                        help=f"updates of the text-to-image model (default: {STEPS}; with --pictures by their "
+                        "number)")  # fmt: skip
     parser.add_argument("--resolution", type=_positive, metavar="N",
                         help="side that --pictures are trained at, in pixels, a multiple of 16 (default: 64, or 48 or "
                         "32 where they are small)")  # fmt: skip

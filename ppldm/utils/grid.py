@@ -9,6 +9,7 @@ from .hidden import hide
 from .pictures import caption_font, wrap_text
 
 CAPTION_HEIGHT, LINE_HEIGHT = 38, 16
+_WIDE = 240  # pixels, of a block whose captions need no third line
 GAP = 6
 CELLS = "ppldm:cells"  # keyword of the text in a PNG that says where each prompt's pictures are
 SIDES = (128, 256)  # of a picture in the grid, pixels: smaller ones are enlarged, larger ones shrunk
@@ -28,22 +29,24 @@ def prompt_grid(
     width, height = (max(1, round(pixels * side / max(height, width))) for pixels in (width, height))
     columns = min(columns, len(captions))
     block_width = max(len(row) for row in pictures) * (width + GAP) + 3 * GAP
-    block_height = height + CAPTION_HEIGHT + GAP
+    most_lines = 2 if block_width >= _WIDE else 3
+    above = CAPTION_HEIGHT + (most_lines - 2) * LINE_HEIGHT
+    block_height = height + above + GAP
     rows = -(-len(captions) // columns)
     canvas = Image.new("RGB", (columns * block_width + GAP, rows * block_height + GAP), "white")
     draw, font = ImageDraw.Draw(canvas), caption_font(text="".join(captions))
     canvas.info["cells"] = cells = []
     for block, (caption, row) in enumerate(zip(captions, pictures, strict=True)):
         x, y = (block % columns) * block_width + 2 * GAP, (block // columns) * block_height + GAP
-        lines = wrap_text(caption, font, block_width - 4 * GAP, 2)
-        for number, line in enumerate(lines, 2 - len(lines)):  # one line stands right above its pictures
+        lines = wrap_text(caption, font, block_width - 4 * GAP, most_lines)
+        for number, line in enumerate(lines, most_lines - len(lines)):  # one line stands right above its pictures
             draw.text((x, y + number * LINE_HEIGHT), line, fill="black", font=font)
         for index, picture in enumerate(row):
             tile = Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS)
-            left, top = x + index * (width + GAP), y + CAPTION_HEIGHT
+            left, top = x + index * (width + GAP), y + above
             canvas.paste(tile, (left, top))
             draw.rectangle((left - 1, top - 1, left + width, top + height), outline="#cccccc")
-        cells.append([caption, [x, y + CAPTION_HEIGHT, left + width, top + height]])
+        cells.append([caption, [x, y + above, left + width, top + height]])
     return canvas
 
 

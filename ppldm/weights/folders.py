@@ -22,7 +22,10 @@ FURTHER_FOLDERS = {
     "cascade_controlnet": ("controlnet",),
 }  # fmt: skip
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
-NOT_TEXT_TO_IMAGE = "{} is not a checkpoint of a text-to-image run; give an autoencoder's OUT/vae folder"
+NOT_TEXT_TO_IMAGE = (
+    "{} is not a checkpoint of a text-to-image run; name one of such a run, which begins after that of its "
+    "autoencoder, or where an autoencoder is wanted its OUT/vae folder"
+)
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 
 

@@ -239,7 +239,7 @@ def test_exported_pipeline_carries_the_schedule(everything):
     from tiny_model import load_pipeline
 
     model = load_pipeline(everything["loop"] / "pipeline")
-    assert model.prediction_type == "v_prediction"
+    assert model.process.prediction_type == "v_prediction"
     assert model.process.schedule.rescale_betas_zero_snr and float(model.levels[-1]) == 0
 
 

@@ -7,6 +7,7 @@ as cars/IMG_1234.jpg, the folder's is taken.
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -125,10 +126,22 @@ def survey(folder, flag: str = "--pictures") -> Survey:
             found = {path: captions[path] for path in pictures if path in captions}
             return Survey(folder, way, table, found, (*pictures, *files), without, tuple(map(min, sides)))
     example = pictures[0].relative_to(folder)
+    remedy = f"write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
+    if above := _table_above(folder, pictures):
+        remedy = f"{above} names them: give {flag} {above.parent}"
     raise DataError(
         f"{flag} {folder}: most of its {len(pictures)} pictures have no caption, and names such as {example} say "
-        f"nothing; write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
+        f"nothing; {remedy}"
     )
+
+
+def _table_above(folder: Path, pictures: list[Path]) -> Path | None:
+    """A table one folder up that has captions of most pictures."""
+    for table in _tables(folder.absolute().parent):
+        with suppress(PpldmError, OSError):
+            if 2 * len(_read_table(table, [path.absolute() for path in pictures])) >= len(pictures):
+                return table
+    return None
 
 
 def has_captions_beside(folders: list[Path]) -> bool:
@@ -197,8 +210,7 @@ def _without_outputs(folder: Path, pictures: list[Path]) -> list[Path]:
 
 def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None, dict[Path, str], list[Path]]]:
     """(one of WAYS, the table, captions by picture, files that they are in) of each way there is."""
-    tables = [folder / name for name, is_folder in entries_of(folder) if not is_folder and name.endswith(_TABLES)]
-    for table in sorted(tables, key=lambda path: (path.stem != "metadata", path)):
+    for table in sorted(_tables(folder), key=lambda path: (path.stem != "metadata", path)):
         yield "table", table, _read_table(table, pictures), [table]
     texts = [*filter(None, map(find_text, pictures))]
     beside = dict(zip(pictures, map_in_threads(caption_beside, pictures, "reading captions"), strict=True))
@@ -206,6 +218,10 @@ def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None
     named = {path: caption_of_name(path.stem) or caption_of_name(path.parent.name) * (path.parent != folder)
              for path in pictures}  # fmt: skip
     yield "names", None, {path: caption for path, caption in named.items() if caption}, []
+
+
+def _tables(folder: Path) -> list[Path]:
+    return [folder / name for name, is_folder in entries_of(folder) if not is_folder and name.endswith(_TABLES)]
 
 
 def find_text(picture: Path) -> Path | None:

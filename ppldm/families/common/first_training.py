@@ -105,7 +105,7 @@ class FirstTraining:
             lines.append(f"{small} of {len(self.found.sides)} pictures looked at are damaged or have a side under "
                          f"{self.resolution} pixels, and are left out")  # fmt: skip
         trained = f"{self.autoencoder_steps} updates of the autoencoder and " * self.trains_autoencoder
-        size = f"{self.resolution} x {self.resolution} pixels"
+        size = f"{self.resolution} x {self.resolution} pixels (squares: what is wider or higher is cut)"
         return [*lines, f"{size}, {trained}{self.steps} updates of the text-to-image model"]
 
     def autoencoder_recipe(self, head: str, file_list: str, output_dir: str) -> str:

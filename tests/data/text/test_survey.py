@@ -190,6 +190,17 @@ def test_what_cannot_be_trained_on_is_refused_with_the_remedy(folder, tmp_path):
     assert f"holds no pictures but 0.tar; make parts by `ppldm convert {folder} --out DIR`" in refusal(folder)
 
 
+def test_a_table_one_folder_up_is_named_where_it_has_the_captions(folder):
+    for number, name in enumerate(NAMES):
+        (folder / f"{name}.png").rename(folder / f"IMG_{number}.png")
+    (folder.parent / "other.csv").write_text("name,price\nbread,2\n")
+    assert "write one into IMG_0.txt" in refusal(folder)
+    lines = [f"IMG_{number}.png,{caption.replace(',', '')}" for number, caption in enumerate(CAPTIONS)]
+    (folder.parent / "captions.csv").write_text("\n".join(["file,text", *lines]) + "\n")
+    assert f"{folder.parent}/captions.csv names them: give --pictures {folder.parent}" in refusal(folder)
+    assert survey(folder.parent).way == "table"
+
+
 def test_pictures_that_are_damaged_or_tiny_are_refused(folder):
     for name in NAMES[:2]:
         (folder / f"{name}.png").write_bytes(b"no picture")
