@@ -80,7 +80,7 @@ def generate(
 
     asked = SimpleNamespace(**locals())
     plan = plan_of(asked)
-    asked.out = out and check_folder(plan, out)
+    asked.out = None if out is None else check_folder(plan, out)
     asked.lora = check_loras(asked.lora)
     check_name(asked.model)
     with entry(threads=1 if asked.exact else None, meets=True):

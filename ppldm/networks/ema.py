@@ -8,7 +8,9 @@ average out.
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import paddle
 
 
@@ -43,15 +45,23 @@ class IntervalDecay:
 
 @dataclass(frozen=True)
 class PowerDecay:
-    """The average of a relative standard deviation, which grows with the run (`posthoc.power_decay`)."""
+    """The average of relative standard deviation `std`, which grows with the run (EDM2: Karras et al. 2023,
+    arXiv:2312.02696, section 3.1): after n updates it weights them by the profile p(t) = (g + 1) t^g / n^(g + 1) on
+    0 .. n, and the weights before the first update have no share."""
 
     std: float
 
     def at(self, update: int) -> float:
         """The decay of the `update`-th update, counted from 1; 0 at the first."""
-        from .posthoc import power_decay
+        return (1 - 1 / update) ** (exponent_of(self.std) + 1)
 
-        return power_decay(self.std, update)
+
+@cache
+def exponent_of(std: float) -> float:
+    """The g of a profile of standard deviation std n, from std^2 = (g + 1) / ((g + 2)^2 (g + 3))."""
+    inverse = std**-2
+    roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
+    return float(max(roots.real[np.abs(roots.imag) < 1e-6 * np.abs(roots)]))
 
 
 class ExponentialMovingAverage:

@@ -34,9 +34,8 @@ class LatentDiffusionModel(DenoisingModel):
 
     A subclass may have another denoiser than a UNet. The state dict has the prefixes `vae.`, `text_encoder.` and
     `unet.`. `text_encoder.to_logits` is kept for the published checkpoints' sake; nothing uses it, so it is not
-    trained. mask_behind: the id of the token that ends a
-    caption, where attention is to ignore what stands behind it (`--mask_pad_tokens`); None: it ignores nothing, as
-    published.
+    trained. mask_behind: the id of the token that ends a caption, where attention is to ignore what stands behind it
+    (`--mask_pad_tokens`); None: it ignores nothing, as published.
     """
 
     autoencoder = "vae"

@@ -60,7 +60,8 @@ def charts(run: RunFolder, share: float = 1.0) -> dict[str, list[dict]]:
         keep = np.isfinite(values) & (steps >= first)
         if keep.any() and not name.startswith("skipped_rows_"):
             title = known.get(name, "learning rate" if name.startswith("lr_abs") else name)
-            points = [_short(one) for one in thin(steps[keep], values[keep], MOST_POINTS)]
+            thinned = thin(steps[keep], values[keep], MOST_POINTS)
+            points = [[float(f"{number:.6g}") for number in one] for one in thinned]  # enough digits for a curve
             line = {"name": labels.get(name, name), "points": points, "last": values[keep][-1]}
             found.setdefault(title, []).append(line)
     for (name, label), points in _evaluated(run, first).items():
@@ -88,11 +89,6 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
     counts = np.diff(starts, append=len(steps))
     means = [np.add.reduceat(one, starts) / counts for one in (steps, values)]
     return *means, np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
-
-
-def _short(numbers) -> list[float]:
-    """Enough digits for a curve."""
-    return [float(f"{number:.6g}") for number in numbers]
 
 
 def now(run: RunFolder) -> dict:

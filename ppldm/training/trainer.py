@@ -125,17 +125,14 @@ def _trainer_arguments(run: TrainingRun) -> TrainingArguments:
         "lr_scheduler_type": "constant",
         # The Trainer's way with recompute: float32 gradients are summed after backward. DataParallel would send halves,
         # and wait for those of components that are not trained yet.
-        "recompute": run.arguments.recompute or precision_name(run.arguments).endswith("O2") or _starts_later(run),
+        "recompute": run.arguments.recompute
+        or precision_name(run.arguments).endswith("O2")
+        or any(component.starts for component in run.state.model.components.values()),
         # A seed that numpy's global generator takes. Nothing here draws from that one.
         "seed": run.arguments.seed % 2**32,
     }
     with quiet_paddle():
         return TrainingArguments(**given)
-
-
-def _starts_later(run: TrainingRun) -> bool:
-    """Whether a component is trained from a later update on."""
-    return any(component.starts for component in run.state.model.components.values())
 
 
 class _UpdateCallback(TrainerCallback):

@@ -29,17 +29,17 @@ def prompt_grid(
     width, height = (max(1, round(pixels * side / max(height, width))) for pixels in (width, height))
     columns = min(columns, len(captions))
     block_width = max(len(row) for row in pictures) * (width + GAP) + 3 * GAP
-    most_lines = 2 if block_width >= _WIDE else 3
-    above = CAPTION_HEIGHT + (most_lines - 2) * LINE_HEIGHT
-    block_height = height + above + GAP
-    rows = -(-len(captions) // columns)
+    font, most = caption_font(text="".join(captions)), 2 if block_width >= _WIDE else 3
+    wrapped = [wrap_text(caption, font, block_width - 4 * GAP, most) for caption in captions]
+    num_lines = max(2, *map(len, wrapped))
+    above = CAPTION_HEIGHT + (num_lines - 2) * LINE_HEIGHT
+    block_height, rows = height + above + GAP, -(-len(captions) // columns)
     canvas = Image.new("RGB", (columns * block_width + GAP, rows * block_height + GAP), "white")
-    draw, font = ImageDraw.Draw(canvas), caption_font(text="".join(captions))
+    draw = ImageDraw.Draw(canvas)
     canvas.info["cells"] = cells = []
-    for block, (caption, row) in enumerate(zip(captions, pictures, strict=True)):
+    for block, (caption, lines, row) in enumerate(zip(captions, wrapped, pictures, strict=True)):
         x, y = (block % columns) * block_width + 2 * GAP, (block // columns) * block_height + GAP
-        lines = wrap_text(caption, font, block_width - 4 * GAP, most_lines)
-        for number, line in enumerate(lines, most_lines - len(lines)):  # one line stands right above its pictures
+        for number, line in enumerate(lines, num_lines - len(lines)):  # one line stands right above its pictures
             draw.text((x, y + number * LINE_HEIGHT), line, fill="black", font=font)
         for index, picture in enumerate(row):
             tile = Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS)

@@ -25,8 +25,8 @@ from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.utils.grid import pad_alike, prompt_grid, tile
-from ppldm.utils.pictures import caption_font, fit_text, save_png
+from ppldm.utils.grid import LINE_HEIGHT, pad_alike, prompt_grid, tile
+from ppldm.utils.pictures import caption_font, fit_text, save_png, wrap_text
 from ppldm.weights.write import write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,6 +134,14 @@ def test_a_grid_keeps_the_shape_of_pictures(size, shown):
     found = np.argwhere((grid == (255, 0, 0)).all(axis=-1))
     assert tuple(np.ptp(found, axis=0) + 1) == shown
     assert grid.shape[1] < shown[1] + 40  # no empty columns of blocks
+
+
+def test_a_caption_that_needs_it_has_a_third_line_over_a_narrow_picture():
+    red = np.full((64, 64, 3), (255, 0, 0), dtype=np.uint8)
+    long = "a yellow house with a blue roof by night"
+    height, more = prompt_grid(["a cat"], [[red]]).height, prompt_grid([long], [[red]]).height
+    assert more == height + LINE_HEIGHT and prompt_grid([long], [[red] * 2]).height == height
+    assert wrap_text(long, caption_font(text=long), 128, 3)[-1].endswith("night")
 
 
 def test_long_prompts_are_cut_in_the_grid():

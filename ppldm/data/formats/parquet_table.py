@@ -91,7 +91,8 @@ def open_table(path: Path, has_control: bool = False) -> Iterator[tuple]:
             columns = [find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
             yield table, *columns, find_column(names, CONTROL_COLUMNS, path) if has_control else None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise PartError(f"{path} is not a parquet file, or is damaged ({_one_line(error)}); get it again") from error
+        problem = " ".join(str(error).split())[:200]
+        raise PartError(f"{path} is not a parquet file, or is damaged ({problem}); get it again") from error
 
 
 def read_records(table, start: int, stop: int) -> Iterator[dict | None]:
@@ -144,7 +145,3 @@ def split_record(
     images = [one.get("bytes") if isinstance(one, dict) else one for one in images]
     image, control = (one if isinstance(one, bytes) else None for one in images)
     return caption, image, control, {k: v for k, v in record.items() if k not in columns and is_plain(v)}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

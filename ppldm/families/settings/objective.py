@@ -26,8 +26,8 @@ class ObjectiveSettings:
     )
     beta_schedule: str | None = _loss(
         None,
-        "Noise schedule (default: that of the model to start from, else scaled_linear; of Stable Cascade its own, "
-        "cosine); squaredcos_cap_v2 is diffusers'. Flow has none.",
+        "Noise schedule (default: the starting model's, else scaled_linear, or cosine for Stable Cascade); "
+        "squaredcos_cap_v2 is diffusers'. Flow has none.",
         choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"),
     )
     rescale_betas_zero_snr: bool = _loss(
@@ -35,8 +35,8 @@ class ObjectiveSettings:
     )
     timestep_shift: float | None = _loss(
         None,
-        "Move all noise levels: SNR / shift^2; above 1 means more noise, as large pictures need (default: that of the "
-        "model to start from, else 1).",
+        "Move all noise levels: SNR / shift^2; above 1 means more noise, as large pictures need (default: the starting "
+        "model's, else 1).",
         bounds=_ABOVE_0,
     )
     shift_base_resolution: int | None = _loss(
@@ -95,8 +95,8 @@ class ObjectiveSettings:
             raise ConfigError("--timestep_shift and --shift_base_resolution say the same; give one of them")
 
     def chosen_schedule(self, resolution: int | None) -> dict:
-        """What of a process the settings choose for pictures of `resolution`, by the names of model.json; the rest is
-        that of the model to start from, or published."""
+        """What of a process the settings choose for pictures of `resolution`, by the names of model.json; the rest
+        comes from the starting model, or is as published."""
         shift = resolution / self.shift_base_resolution if self.shift_base_resolution else self.timestep_shift
         chosen = {"beta_schedule": self.beta_schedule, "timestep_shift": shift}
         return {

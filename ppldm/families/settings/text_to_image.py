@@ -18,7 +18,7 @@ _ABOVE_0, _SHARE = Bounds(above=0), Bounds(least=0, most=1)
 
 
 _drawn = partial(option, section="validation")
-_KEEPS = "by default, while training and afterwards; saved with it (default: that of the whole model it starts from"
+_KEEPS = "by default, while training and afterwards; saved with it (default: the whole starting model's"
 
 
 @dataclass(kw_only=True)

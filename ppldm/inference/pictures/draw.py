@@ -112,13 +112,13 @@ def free_folder(pipeline, plan: Plan) -> Path:
     return next(
         one
         for one in folders
-        if all(_is_drawn(one / name, said) for name, said in records.items() if (one / name).exists())
+        if all(_is_drawn(one / name, said, False) for name, said in records.items() if (one / name).exists())
     )
 
 
-def _is_drawn(path: Path, record: dict) -> bool:
-    """Whether the picture in a file is the one of a record."""
-    return (read_settings(path) or {}) | {SOURCE: None} == record | {SOURCE: None}
+def _is_drawn(path: Path, record: dict, whole: bool = True) -> bool:
+    """Whether the picture in a file is the one of a record. whole: and is not damaged."""
+    return (read_settings(path, whole) or {}) | {SOURCE: None} == record | {SOURCE: None}
 
 
 def _find_other(plan: Plan, out: Path) -> str:

@@ -1,8 +1,16 @@
-"""`ppldm ema`: any average of a run's weights, made after the training from its snapshots."""
+"""`ppldm ema`: any average of a run's weights, made after the training from its snapshots.
+
+Its profile (`networks.ema.PowerDecay`) is put together from those of the snapshots by least squares (EDM2: Karras et
+al. 2023, arXiv:2312.02696, appendix C), here under the condition that the coefficients add up to 1: weights that never
+change come out as they are, however small the rest. Update k has the profile's integral over k - 1 .. k.
+"""
 
 import math
 from pathlib import Path
 
+import numpy as np
+
+from ...config.training import LARGEST_STD
 from ...diffusion.drawing import kept_of
 from ...utils.errors import CheckpointError, ConfigError
 from ...utils.report import print_report
@@ -19,7 +27,6 @@ def ema(
     json: bool = False,  # print the report as JSON
 ):
     """Make an average of a run's weights after the training, and export it, or list those that can be made."""
-    from ...config.training import LARGEST_STD
     from ...utils.files import local_path
     from ...utils.machine.cpu import load_paddle
 
@@ -46,8 +53,6 @@ def ema(
 def survey(found: list) -> dict:
     """What snapshots can make: {"tracked": stds, "steps": all of them, "errors": {step: {std: error}}, "range": the
     lowest and the highest std that can be made at the last step, within `WORST`}. Of many steps, some have errors."""
-    from ...networks.posthoc import combine, makeable
-
     num_updates = {one.step: one.num_updates for one in found}
     steps, stored = sorted(num_updates), [(one.std, one.num_updates) for one in found]
     shown = steps[::-1][:: math.ceil(len(steps) / _STEPS_SHOWN)]
@@ -65,10 +70,6 @@ def survey(found: list) -> dict:
 def choose(found: list, std: float, step: int):
     """(coefficients of the snapshots, {"std", "step", "num_updates", "error", "snapshots"}). Raises ConfigError for an
     average that they do not make well."""
-    import numpy as np
-
-    from ...networks.posthoc import combine, makeable
-
     counts = {0: 0} | {one.step: one.num_updates for one in found}
     if not 1 <= step <= max(counts):
         raise ConfigError(f"--step {step}: there are snapshots up to update {max(counts)}; choose from 1 to that")
@@ -90,10 +91,43 @@ def choose(found: list, std: float, step: int):
     }  # fmt: skip
 
 
+def combine(stored: list[tuple[float, int]], wanted: list[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(coefficients [len(stored), len(wanted)] float64, whose columns each add up to 1; errors [len(wanted)]).
+
+    stored, wanted: (standard deviation, number of updates) of each snapshot, and of each average to make. error: the L2
+    norm of what the profile is off, by that of the profile itself; of weights that vary independently around a mean, it
+    is how far their average is off, by how far an average is from the mean.
+    """
+    from ...networks.ema import exponent_of
+
+    powers, ends = np.array([(exponent_of(std), end) for std, end in [*stored, *wanted]], np.float64).T
+    inner, count = _inner(powers, ends), len(stored)
+    scale = np.sqrt(np.diag(inner))
+    inner /= np.outer(scale, scale)
+    own, new = scale[:count].min() / scale[:count], scale[:count].min() / scale[count:]
+    system = np.block([[inner[:count, :count], own[:, None]], [own, np.zeros(1)]])  # own: that they add up to 1
+    found = np.linalg.lstsq(system, np.vstack([inner[:count, count:], new]), rcond=None)[0][:count]
+    squares = 1 + np.sum(found * (inner[:count, :count] @ found - 2 * inner[:count, count:]), axis=0)
+    return found * own[:, None] / new, np.sqrt(np.maximum(squares, 0))
+
+
+def makeable(stored: list[tuple[float, int]], num_updates: int, worst: float) -> list[float]:
+    """Of standard deviations from 0.01 up, in steps of 0.005, those whose error is `worst` or less."""
+    grid = np.round(np.arange(0.01, LARGEST_STD + 0.001, 0.005), 3).tolist()
+    _, errors = combine(stored, [(std, num_updates) for std in grid])
+    return [std for std, error in zip(grid, errors, strict=True) if error <= worst]
+
+
+def _inner(powers: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """The integrals of p_i p_j over 0 .. min(n_i, n_j), [len(powers), len(powers)]."""
+    one, other = powers[:, None] + 1, powers + 1
+    log_end, sums = np.log(ends), one + other - 1
+    shared = np.minimum(log_end[:, None], log_end)
+    return one * other / sums * np.exp(sums * shared - one * log_end[:, None] - other * log_end)
+
+
 def add_up(found: list, coefficients) -> dict:
     """The sum of snapshots with their coefficients: float32 arrays by parameter. One file is in memory at a time."""
-    import numpy as np
-
     from ...utils.log import progress
 
     total = {}

@@ -1,4 +1,4 @@
-"""Snapshots of the averages of `--ema_posthoc`, from which `ppldm ema` makes others (networks/posthoc.py).
+"""Snapshots of the averages of `--ema_posthoc`, from which `ppldm ema` makes others (averages/make.py).
 
     RUN/ema_snapshots/0.05-1000.safetensors   the average of relative standard deviation 0.05 after update 1000
 

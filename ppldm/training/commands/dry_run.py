@@ -131,14 +131,10 @@ def describe(report: dict) -> str:
         f"  {name:<13} {part['class']:<21} {part['parameters']:>13,} parameters, {part['trained']:>13,} trained"
         for name, part in parts.items()
     ]
-    counts = [f"{_total(parts, name):>13,}" for name in ("parameters", "trained")]
+    counts = [f"{sum(part[name] for part in parts.values()):>13,}" for name in ("parameters", "trained")]
     lines += [f"  {'in all':<35} {counts[0]} parameters, {counts[1]} trained"]
     lines += ["memory of each device, in GB, without activations:"]
     lines += [f"  {name:<10} {size / 1e9:8.2f}" for name, size in {**sizes, "in all": sum(sizes.values())}.items()]
     lines += ["on the disk, in GB:"]
     lines += [f"  {name:<10} {size / 1e9:8.2f}" for name, size in report["bytes_on_disk"].items()]
     return "\n".join(lines)
-
-
-def _total(parts: dict, key: str) -> int:
-    return sum(part[key] for part in parts.values())

@@ -88,8 +88,8 @@ def launch(given: argparse.Namespace, words: list[str], recipe: Recipe) -> None:
     environ = dict(all_variables())
     if not find_job(environ):  # by which --overwrite_output_dir starts anew once
         environ["PPLDM_JOB_ID"] = f"{socket.gethostname()}-{os.getpid()}-{time.time():.0f}"
-    sys.exit(Supervisor(command, given.max_restarts, lambda: _newest_step(folder), environ).run())
 
+    def newest_step() -> int:
+        return max(map(step_of, list_checkpoints(folder)), default=0)
 
-def _newest_step(folder: Path) -> int:
-    return max(map(step_of, list_checkpoints(folder)), default=0)
+    sys.exit(Supervisor(command, given.max_restarts, newest_step, environ).run())

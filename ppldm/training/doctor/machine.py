@@ -128,7 +128,8 @@ def look_at_disk(
 ) -> Iterator[Finding]:
     """Room for the run's folder: for `num_checkpoints` of so many bytes, one more while it is written, and `more` bytes
     of what else the run leaves. None: of a size that is not known yet."""
-    folder = _nearest(Path(arguments.output_dir))
+    folder = Path(arguments.output_dir).absolute()
+    folder = next(one for one in (folder, *folder.parents) if one.is_dir())
     if not os.access(folder, os.W_OK):
         yield Finding("disk", "error", f"{folder} cannot be written", "--output_dir FOLDER that can")
         return
@@ -207,11 +208,6 @@ def _call(master: str, family, kind, place) -> Finding:
             fix = "open the port between the machines, or correct --master"
             return Finding("ports", "error", f"{master} cannot be reached ({error})", fix)
     return good("ports", f"{master} answers")
-
-
-def _nearest(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
 
 
 def _size(num_bytes: float) -> str:

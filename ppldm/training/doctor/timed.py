@@ -45,18 +45,13 @@ def time_updates(recipe: Recipe, processes: int, operations: int, num_bytes: int
     takes at its peak; speed: operations a second of matrix products. Raises PpldmError where the run would not start,
     or is too large for this machine."""
     small, share = _affordable(recipe, processes, operations, num_bytes, speed)
-    get_logger().info(
-        "timing updates of this network on this CPU, for some %d s", _expected(operations / share / speed)
-    )
+    expected = round(max(2 * _SECONDS, 8 * operations / share / speed))
+    get_logger().info("timing updates of this network on this CPU, for some %d s", expected)
     seconds, count = _time(small, processes)
     accumulated = recipe.training.accumulation_for(processes)
     batch, side = small.training.per_device_train_batch_size, small.data.resolution
     scaled = f", with {count_of(batch, 'sample')} of {side} px and scaled" if share > 1 else ""
     return Timed(seconds * share * accumulated, f"{count_of(count, 'update')} timed on this CPU{scaled}")
-
-
-def _expected(least: float) -> int:
-    return round(max(2 * _SECONDS, 8 * least))
 
 
 def _affordable(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> tuple[Recipe, float]:

@@ -121,7 +121,8 @@ def following_tasks(spark, name: str, num_tasks: int, num_stages: int = 2) -> It
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(group))
         numbers = {number for job in jobs if job for number in job.stageIds}
         # Of a stage that is there already from an earlier job, Spark lists a copy that never begins.
-        begun = [stage for stage in map(tracker.getStageInfo, sorted(numbers)) if stage and _has_begun(stage)]
+        stages = filter(None, map(tracker.getStageInfo, sorted(numbers)))
+        begun = [stage for stage in stages if stage.numActiveTasks + stage.numCompletedTasks > 0]
         is_last = len(begun) >= num_stages and begun[-1].numTasks == num_tasks
         total = sum(stage.numTasks for stage in begun) + (0 if is_last else num_tasks)
         return sum(stage.numCompletedTasks for stage in begun), total
@@ -132,10 +133,6 @@ def following_tasks(spark, name: str, num_tasks: int, num_stages: int = 2) -> It
             yield
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-
-
-def _has_begun(stage) -> bool:
-    return stage.numActiveTasks + stage.numCompletedTasks > 0
 
 
 def _start(builder, master: str | None, memory_gb: float):

@@ -11,9 +11,8 @@ from tiny_model import load_pipeline
 
 from ppldm.cli.main import run as command
 from ppldm.families.ldm import LdmConfig
-from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay
-from ppldm.networks.posthoc import combine, exponent_of
-from ppldm.training.averages.make import add_up, choose, survey
+from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay, exponent_of
+from ppldm.training.averages.make import add_up, choose, combine, survey
 from ppldm.training.averages.snapshots import SNAPSHOTS, Snapshot, SnapshotWriter, list_snapshots
 from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare

@@ -4,8 +4,9 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay
-from ppldm.networks.posthoc import LARGEST_STD, combine, exponent_of, makeable, power_decay
+from ppldm.config.training import LARGEST_STD
+from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay, exponent_of
+from ppldm.training.averages.make import combine, makeable
 
 STDS = (0.01, 0.05, 0.07, 0.1, 0.2, LARGEST_STD)
 
@@ -40,7 +41,7 @@ def test_the_tracked_average_is_its_profile(std):
         weight.set_value(value.astype(np.float32))
         average.update({})
     np.testing.assert_allclose(average.shadow["w"], profile(std, 60, 60) @ values, rtol=1e-4, atol=1e-5)
-    assert power_decay(std, 1) == 0  # the weights before the first update are forgotten
+    assert PowerDecay(std).at(1) == 0  # the weights before the first update are forgotten
 
 
 def snapshots(every, length, stds=(0.05, 0.1)):
