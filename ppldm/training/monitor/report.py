@@ -19,7 +19,6 @@ from PIL import Image
 from ...utils.log import get_logger, leave_out_next_step, progress
 from ...utils.machine.devices import wait_for_device
 from ...utils.processes.rank_watch import gather_objects
-from ...utils.processes.world import World
 from ..run import TrainingRun
 from .control import Order
 from .interval_metrics import IntervalMetrics, Update
@@ -58,7 +57,7 @@ class ForwardTimer:
 
 
 class SlowRanks:
-    """Finds those that the others wait for, from what `gather_seconds` gives at each log line."""
+    """Finds those that the others wait for, from the seconds of all ranks at each log line."""
 
     def __init__(self):
         self._slow: dict[int, int] = {}  # rank -> log lines in a row
@@ -74,11 +73,6 @@ class SlowRanks:
             for rank, lines in self._slow.items()
             if lines == 2
         ]
-
-
-def gather_seconds(own: float, world: World) -> list[tuple[float, str]]:
-    """(`own` seconds, name of the host) of all ranks. A collective call."""
-    return gather_objects((own, socket.gethostname()), world)
 
 
 class TimedBatches:
@@ -173,7 +167,7 @@ class Reporter:
     def _look_at_ranks(self) -> None:
         if self.timer and self.timer.is_on:
             own = self.timer.take() + self.interval.wait_seconds / max(1, self.interval.updates)
-            for words in self.slow_ranks.find(gather_seconds(own, self.run.world)):
+            for words in self.slow_ranks.find(gather_objects((own, socket.gethostname()), self.run.world)):
                 if self.run.world.is_main:
                     get_logger().warning("%s", words)
 
