@@ -95,10 +95,11 @@ setup(
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     package_data={
         "ppldm.config": ["clip_merges.txt.gz", "foreign.yaml", "networks/*.json", "presets/*.yaml", "weights/*/*"],
-        "ppldm.inference.serving": ["page.html", "page.css", "page.js"],
+        "ppldm.inference.serving": ["openapi.yaml", "page.html", "page.css", "page.js"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],
+        "ppldm.inspect": ["languages.yaml", "page.html"],
         "ppldm.runs": ["page.html"],
-        "ppldm.utils.web": ["client.css", "client.js"],
+        "ppldm.utils.web": ["client.css", "client.js", "page.css", "page.html"],
     },
     python_requires=">=3.10,<3.13",
     install_requires=CORE,

@@ -17,7 +17,7 @@ from pathlib import Path
 from commands import measure_command
 from results import add_result_flags, save_results
 
-from ppldm.networks.init import init_lpips
+from ppldm.networks.build import init_lpips
 from ppldm.networks.losses import Lpips
 from ppldm.utils.files import write_json
 from ppldm.weights.formats.files import write_safetensors

@@ -27,10 +27,11 @@ from results import add_result_flags, save_results
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.shapes import shape_rule
+from ppldm.data.shapes import draw_chart, shape_rule
 from ppldm.demo.openmoji import read_catalog, render
-from ppldm.inspect.buckets import read_settings, report_shapes
+from ppldm.inspect.buckets import preview_shapes, read_settings
 from ppldm.inspect.parts import index_parts, list_parts
+from ppldm.utils.pictures import save_png
 
 RESOLUTION = 256
 KINDS = {
@@ -99,8 +100,10 @@ def measure_cut(folder: Path, count: int, draw: bool) -> dict:
     found = {}
     for number, (name, (buckets, words)) in enumerate(KINDS.items()):
         settings = read_settings(buckets, [f"resolution={RESOLUTION}", "crop_fraction=1.0", *words])
-        paths = [str(folder / f"{what}-{number}.png") if draw else "" for what in ("sheet", "chart")]
-        report = report_shapes(indexed, settings, *paths)
+        report, sheet = preview_shapes(indexed, settings)
+        if draw:
+            save_png(folder / f"sheet-{number}.png", sheet())
+            draw_chart(folder / f"chart-{number}.png", report, report["skipped"])
         found[name] = {"shapes": len(report["shapes"]), "rows": report["rows"], "cut": report["cut"]}
     return found
 
@@ -117,19 +120,18 @@ def measure_assignment(count: int) -> dict:
 
 def measure_loader(folder: Path, arguments) -> dict:
     """Samples a second in squares and in buckets, and the mean pixels of a sample."""
-    from ppldm.data.loader import build_loader
-    from ppldm.data.order.groups import make_order
-    from ppldm.data.order.step_sampler import StepSampler
-    from ppldm.utils.processes.world import World
+    from ppldm.data.loader import BatchLoader
+    from ppldm.data.order import Mix, StepSampler
+    from ppldm.utils.processes.ranks import World
 
     write_rows(folder, make_rows(arguments.rows))
     rates, pixels = {}, {}
     for _ in range(arguments.repeats):
         for name, buckets in (("squares", "off"), ("ratios", "ratios"), ("ratios, smart crop", "ratios")):
             dataset = open_dataset(folder, RESOLUTION, "lanczos", buckets, smart="smart" in name)
-            order = make_order(dataset.list_sizes, None, 0, dataset.buckets, BATCH_SIZE)
+            order = Mix(dataset.list_sizes, None, 0, dataset.buckets, BATCH_SIZE)
             sampler = StepSampler(order, BATCH_SIZE, BATCH_SIZE, World(), 0, 1 << 30)
-            batches = iter(build_loader(dataset, sampler, arguments.workers))
+            batches = iter(BatchLoader(dataset, sampler, arguments.workers))
             for _ in range(2):
                 next(batches)
             count = max(1, arguments.rows // BATCH_SIZE)

@@ -16,7 +16,7 @@ import paddle
 from results import add_result_flags, save_results
 
 from ppldm.networks.ema import ExponentialMovingAverage
-from ppldm.training.checkpoint.checkpoint import TrainerState, TrainingState, contents_of, count_bytes, save_checkpoint
+from ppldm.training.checkpoint import TrainerState, TrainingState, contents_of, count_bytes, save_checkpoint
 from ppldm.training.run import BackgroundSaves
 
 MOST_SHARE = 0.1  # the bar: what training waits for the copy, by what it waits for the whole

@@ -16,7 +16,7 @@ from PIL import Image
 from results import add_result_flags, save_results
 from scipy import ndimage
 
-from ppldm.demo.shapes_world.captions import parse_caption
+from ppldm.demo.shapes_world.grammar import parse_caption
 from ppldm.demo.shapes_world.write import World
 from ppldm.evaluation.composition import find_objects, grade, wilson_interval
 

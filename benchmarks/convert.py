@@ -26,7 +26,7 @@ from isal import isal_zlib
 from photographs import make_rows
 from results import add_result_flags, save_results
 
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels
 from ppldm.prepare.convert.convert import convert_source
 
 SHARD_ROWS = 1000

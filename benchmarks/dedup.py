@@ -33,9 +33,8 @@ from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.demo.shapes_world.draw import draw_picture
 from ppldm.demo.shapes_world.grammar import draw_scene
-from ppldm.inspect.duplicates.find import Looked, find_duplicates
+from ppldm.inspect.duplicates.dedup import Looked, duckdb_engine, find_duplicates, find_pairs
 from ppldm.inspect.duplicates.hashes import NUM_CROPS
-from ppldm.inspect.duplicates.pairs import duckdb_engine, find_pairs
 from ppldm.inspect.parts import index_parts, list_parts
 
 SIDE, CROP = 256, 0.05

@@ -23,7 +23,7 @@ from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.inputs import Normals, Pixels
-from ppldm.data.order.rows import Mix
+from ppldm.data.order import Mix
 from ppldm.utils.rng import Stream
 
 INPUTS = {"pixel_values": Pixels(), "posterior_noise": Normals(Stream.POSTERIOR, 4, 8)}

@@ -14,7 +14,8 @@ import time
 import numpy as np
 from results import add_result_flags, save_results
 
-from ppldm.data.order.groups import BucketIndex, Groups
+from ppldm.data.order import Mix
+from ppldm.data.shapes import BucketIndex
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
     codes = make_codes(arguments.rows, arguments.buckets)
     began = time.perf_counter()
     buckets = BucketIndex([(64, 64 + code) for code in range(arguments.buckets)], codes, [arguments.rows])
-    order, size = Groups(buckets, None, 0, arguments.group_size), arguments.group_size
+    order, size = Mix([arguments.rows], None, 0, buckets, arguments.group_size), arguments.group_size
     result = {
         "rows": arguments.rows,
         "buckets": arguments.buckets,
@@ -66,7 +67,7 @@ def make_codes(num_rows: int, num_shapes: int) -> np.ndarray:
     return codes
 
 
-def look_up(order: Groups, size: int, group: int) -> tuple[float, float]:
+def look_up(order: Mix, size: int, group: int) -> tuple[float, float]:
     """Milliseconds, of the processor and on the clock."""
     began, wall = time.thread_time(), time.perf_counter()
     order.samples(group * size, group * size + size)

@@ -16,7 +16,7 @@ import numpy as np
 from results import add_result_flags, save_results
 from scipy.stats import binom
 
-from ppldm.evaluation.metrics import sliced
+from ppldm.evaluation.metrics import distributions as sliced
 from ppldm.evaluation.metrics.base import METRICS
 
 AXES, SHIFT, SIDE = 4, 0.7, 16

@@ -27,14 +27,13 @@ from photographs import make_rows
 from results import add_result_flags, processor, save_results
 
 from ppldm.config.data import LATENTS_DTYPES
-from ppldm.data.cached.file import cached_path, count_bytes
+from ppldm.data.cached.file import Latents, cached_path, count_bytes, create_latents
 from ppldm.data.cached.key import LatentsKey
-from ppldm.data.cached.latents import Latents, create_latents
 from ppldm.data.cached.run import LatentsRule
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part
-from ppldm.data.images.crop import CropRule
+from ppldm.data.images import CropRule
 from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Tokens, Uncached
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.utils.rng import Stream

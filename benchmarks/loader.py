@@ -29,13 +29,11 @@ from photographs import make_rows
 from PIL import Image
 from results import ROOT, add_result_flags, export_commit, save_results
 
-from ppldm.data.formats.index.entries import GZIP_MEMBERS, read_index
+from ppldm.data.formats.index import GZIP_MEMBERS, read_index
 from ppldm.data.formats.part import index_path
 from ppldm.data.formats.row import decode_row
-from ppldm.data.images.crop import crop_pixels
-from ppldm.data.images.decode import decode_image, decode_pixels
-from ppldm.data.images.resize import compile_kernels
-from ppldm.data.normals import compile_kernel, fill_normals
+from ppldm.data.images import crop_pixels, decode_image, decode_pixels
+from ppldm.data.kernels import fill_normals
 from ppldm.utils.rng import Generators, Stream
 
 LEFT_OUT = 0.1  # of the batches, before the clock starts
@@ -235,8 +233,6 @@ def _time_usual(folder: Path, resolution: int) -> dict[str, float]:
 def _time_ppldm(folder: Path, resolution: int) -> dict[str, float]:
     clock, dataset, crop = _Clock(), open_dataset(folder, resolution, "lanczos"), _empty_crop(resolution)
     noise, generators = np.empty(dataset.inputs["noise"].shape(*dataset.shape(0)), np.float32), Generators(0)
-    compile_kernels()
-    compile_kernel()
     part = folder / "part-00000.gz"
     data = part.read_bytes()
     index = read_index(index_path(part), len(data), (GZIP_MEMBERS,))

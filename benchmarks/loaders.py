@@ -22,10 +22,9 @@ from PIL import Image
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
+from ppldm.data.order import Mix, StepSampler
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 BATCH_SIZE = 16
 CROP_FRACTION = 0.9
@@ -46,11 +45,11 @@ def write_rows(folder: Path, rows: list[Row]) -> None:
 
 def ppldm(folder: Path, resolution: int, workers: int, interpolation: str = "lanczos") -> Iterator[int]:
     """As training reads."""
-    from ppldm.data.loader import build_loader
+    from ppldm.data.loader import BatchLoader
 
     dataset = open_dataset(folder, resolution, interpolation)
     sampler = StepSampler(Mix(dataset.list_sizes, None, 0), BATCH_SIZE, BATCH_SIZE, World(), 0, 1 << 30)
-    for batch in build_loader(dataset, sampler, workers):
+    for batch in BatchLoader(dataset, sampler, workers):
         yield len(batch["pixel_values"])
 
 
@@ -58,7 +57,7 @@ def open_dataset(folder: Path, resolution: int, interpolation: str, buckets: str
     """The rows as ppldm's data set, with a VAE of 4 channels and 8 times downscaling in mind."""
     from ppldm.config.data import DataOptions
     from ppldm.data.dataset import TextImageDataset
-    from ppldm.data.images.crop import CropRule
+    from ppldm.data.images import CropRule
     from ppldm.data.inputs import Integer, Normals, Pixels, Tokens
     from ppldm.data.select.selection import select_rows
     from ppldm.data.shapes import shape_rule

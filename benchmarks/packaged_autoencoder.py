@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 from results import add_result_flags, save_results
 
-from ppldm.config.write import RECIPE_FILE
+from ppldm.config.recipe import RECIPE_FILE
 from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
 from ppldm.demo.quickstart import count_processes, train_command
 from ppldm.prepare.convert.convert import convert_source

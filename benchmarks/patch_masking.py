@@ -15,7 +15,7 @@ from results import add_result_flags, save_results
 from ppldm.data.inputs import KeptPatches
 from ppldm.networks.build import build_network
 from ppldm.networks.configs import check_config
-from ppldm.networks.transformers.patches import grid_of, take_patches
+from ppldm.networks.transformers.microdit import grid_of, take_patches
 from ppldm.networks.transformers.transform import transform
 from ppldm.utils.rng import Generators, Stream, make_rng
 

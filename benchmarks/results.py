@@ -46,12 +46,13 @@ def save_results(arguments: argparse.Namespace, results) -> None:
 
 
 def describe(note: str, load: dict[str, float]) -> dict:
-    """Everything but the figures. `load` is the system's load average before and after."""
+    """Everything but the figures. `load` is the system's load average before and after; a busy machine is in the note."""
+    busy = load["before"] > BUSY
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "command": shlex.join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        "note": note,
+        "note": note or (f"measured beside other work: load {load['before']:.1f} before the start" if busy else ""),
         "machine": {
             "processor": processor(),
             "cores": machine.count_usable_cores(),
@@ -59,7 +60,7 @@ def describe(note: str, load: dict[str, float]) -> dict:
             "gpus": [str(gpu) for gpu in nvidia_smi.list_gpus()],
             "system": platform.platform(),
             "load": load,
-            "busy": load["before"] > BUSY,
+            "busy": busy,
         },
         "versions": {"python": platform.python_version(), **_versions("paddlepaddle", "paddlepaddle-gpu", "numpy")},
     }

@@ -21,10 +21,10 @@ import numpy as np
 from results import add_result_flags, save_results
 
 from ppldm.data.filelist import read_sources
-from ppldm.data.formats.index.entries import GZIP_MEMBERS, make_index, write_index
+from ppldm.data.formats.index import COLUMNS, GZIP_MEMBERS, make_index, write_index
 from ppldm.data.formats.part import index_path
-from ppldm.data.select.columns import ColumnsWriter, columns_key, columns_spec
-from ppldm.data.select.parse import parse_where
+from ppldm.data.select.columns import ColumnsWriter, columns_key
+from ppldm.data.select.expression import parse_where
 from ppldm.data.select.selection import select_rows
 
 ROWS_PER_PART = 6_667
@@ -85,7 +85,7 @@ def make_part(path: Path, draw: random.Random) -> None:
     path.write_bytes(b"\0")
     table = [(row, 1, draw.randrange(200, 2000), draw.randrange(200, 2000)) for row in range(ROWS_PER_PART)]
     index = make_index(GZIP_MEMBERS, 1, 0, table)
-    with open(columns_spec().index_path(path), "wb") as file:
+    with open(COLUMNS.index_path(path), "wb") as file:
         columns = ColumnsWriter(file)
         for row in range(ROWS_PER_PART):
             url = f"https://host{draw.randrange(5000)}.example/{draw.getrandbits(64):016x}.jpg"

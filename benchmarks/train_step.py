@@ -129,7 +129,7 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> dict:
 
 def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers: int = 0, **changes):
     """A TrainingRun of the hand-written loop, as its script makes it; call it inside `entry()`."""
-    from ppldm.training.commands.arguments import parse_arguments
+    from ppldm.training.commands.train import read_recipe
     from ppldm.training.prepare import prepare as prepare_run
 
     settings = {
@@ -152,13 +152,14 @@ def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers:
         **changes,
     }
     flags = [word for flag, value in settings.items() for word in (f"--{flag}", str(value))]
-    return prepare_run(*parse_arguments(flags, loop=True))
+    recipe = read_recipe(flags, loop=True)
+    return prepare_run(recipe.model, recipe.data, recipe.training)
 
 
 def our_step(run):
     """A function of a batch: one update as the loop does it, metrics included."""
-    from ppldm.training.monitor.report import Reporter
-    from ppldm.training.optimizer.precision import autocast
+    from ppldm.training.adamw import autocast
+    from ppldm.training.report import Reporter
     from ppldm.training.train import UpdateGuard, train_step
 
     referee = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
@@ -224,13 +225,13 @@ def measure_one(kind: str, folder: Path, arguments: argparse.Namespace) -> dict:
 def measure_data(folder: Path, arguments: argparse.Namespace) -> dict:
     """Shares of time that the intervals of a run with 2 workers waited for data, the first left out. It saves nothing:
     copies of 12 layers would not fit into memory."""
-    from ppldm.training.monitor.metrics import read_metrics
-    from ppldm.training.monitor.report import TimedBatches
+    from ppldm.training.metrics import read_metrics
+    from ppldm.training.report import TimedBatches
 
     every = max(2, arguments.steps // 3)
     run = prepare_run(folder, arguments, "data", workers=2, logging_steps=every)
     step = our_step(run)
-    with closing(iter(TimedBatches(run.batches(), run.interval))) as batches:
+    with closing(iter(TimedBatches(run.batches(), run.interval, 0, 0))) as batches:
         for _ in range(4 * every):
             step(next(batches))
     shares = [record["data_wait_share"] for record in read_metrics(folder / "data/metrics.jsonl")][1:]

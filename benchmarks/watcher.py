@@ -54,7 +54,7 @@ KINDS = {"alone": "alone", "watched": "with a watcher"}
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict:
     """Medians of both kinds of updates, in seconds, and what the watcher adds."""
-    from ppldm.training.checkpoint.checkpoint import TrainerState
+    from ppldm.training.checkpoint import TrainerState
 
     prepare(folder, arguments)
     run = prepare_run(folder, arguments, "run", workers=1)

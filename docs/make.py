@@ -81,6 +81,22 @@ def train_step(results):
     )
 
 
+def step_peers(results):
+    names = {"quickstart": "quickstart's model, 48 px, one thread", "ldm-256": "small LDM, 256 px, two threads",
+             "sd15": "Stable Diffusion 1.5's UNet, 256 px, no optimizer"}  # fmt: skip
+    return table(
+        ("step", "ppldm, s", "Paddle's own operators, s", "diffusers on PyTorch, s", "ppldm to PyTorch"),
+        [
+            (
+                names[case],
+                *(f"{one[side]['step']:.3f}" if side in one else "-" for side in ("ours", "plain", "pytorch")),
+                f"{one['ours']['ratio']:.2f}",
+            )
+            for case, one in results.items()
+        ],
+    )
+
+
 def latents(results):
     return table(
         ("pixels", "from pictures, ms", "from latents, ms", "times"),
@@ -164,7 +180,7 @@ MEASURED = {
     **{"recipes-shapes-world": shapes_world, "train_step-12": train_step},
     **{
         made.__name__: made
-        for made in (loader, train_step, latents, latents_step, patch_masking, autoencoder, buckets, dedup)
+        for made in (loader, train_step, step_peers, latents, latents_step, patch_masking, autoencoder, buckets, dedup)
         + (select_rows, download, stores)
     },
 }
@@ -189,7 +205,7 @@ def measured(name: str) -> str:
 
 
 def presets() -> str:
-    from ppldm.config.presets import list_presets
+    from ppldm.config.load import list_presets
 
     return table(("preset", "what it trains"), [(f"`{name}`", what) for name, what in list_presets().items()])
 
@@ -257,8 +273,8 @@ TABLES: dict[str, Callable[[], str]] = {
 MODULES = (
     *("ppldm", "ppldm.inference.load", "ppldm.inference.pipeline", "ppldm.diffusion.drawing", "ppldm.config.load"),
     *("ppldm.config.recipe", "ppldm.data.filelist"),
-    *("ppldm.data.formats.open", "ppldm.data.cached.latents", "ppldm.families.base", "ppldm.networks.model"),
-    *("ppldm.diffusion.process", "ppldm.diffusion.weighting", "ppldm.diffusion.samplers", "ppldm.utils.rng"),
+    *("ppldm.data.formats.open", "ppldm.data.cached.file", "ppldm.families.base", "ppldm.networks.model"),
+    *("ppldm.diffusion.process", "ppldm.diffusion.samplers", "ppldm.utils.rng"),
     "ppldm.utils.errors",
 )
 

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from ppldm.config.flags import format_default
-from ppldm.config.option import REQUIRED, Option
+from ppldm.config.option import REQUIRED, Option, format_default
 from ppldm.config.recipe import defaults, schema_of
 
 _HEAD = """# Settings
@@ -24,7 +23,7 @@ def settings_table(configs: dict[str, type]) -> str:
     found, stated_at = [_HEAD], []
     for family, config in configs.items():
         alike = {}
-        for name, stated in schema_of(config)["model"].items():
+        for name, stated in _section(config, "model").items():
             at = next((at for first, at in stated_at if first == (name, stated)), None)
             if at:
                 alike[name] = at
@@ -37,8 +36,13 @@ def settings_table(configs: dict[str, type]) -> str:
             shown = ", ".join(f"`{name}` {value}" for name, value in own.items())
             found.append(f"\nOther defaults in the loop: {shown}.\n")
     (first, *_) = configs.values()
-    found += [f"\n## {section}\n\n" + _shared(configs, section) for section in schema_of(first) if section != "model"]
+    sections = dict.fromkeys(stated.section for stated in schema_of(first).values())
+    found += [f"\n## {section}\n\n" + _shared(configs, section) for section in sections if section != "model"]
     return "".join(found)
+
+
+def _section(config: type, section: str) -> dict[str, Option]:
+    return {stated.name: stated for stated in schema_of(config).values() if stated.section == section}
 
 
 def _shared(configs: dict[str, type], section: str) -> str:
@@ -46,15 +50,15 @@ def _shared(configs: dict[str, type], section: str) -> str:
     found, seen = _COLUMNS, set()
     for config in configs.values():
         found += _rows(config, section, seen).removeprefix(_COLUMNS)
-        seen |= schema_of(config)[section].keys()
+        seen |= _section(config, section).keys()
     return found
 
 
 def _rows(config: type, section: str, without=()) -> str:
-    usual = {loop: defaults(config, loop)[section] for loop in (False, True)}
+    usual = {loop: defaults(config, loop) for loop in (False, True)}
     cells = (
-        (_names(stated), _defaults(usual[False][name], usual[True][name]), _values(stated), _text(stated))
-        for name, stated in schema_of(config)[section].items()
+        (_names(stated), _defaults(usual[False][stated.key], usual[True][stated.key]), _values(stated), _text(stated))
+        for name, stated in _section(config, section).items()
         if name not in without
     )
     return _COLUMNS + "".join(f"| {' | '.join(row)} |\n" for row in cells)

@@ -2,7 +2,7 @@
 
 import sys
 
-from ppldm.utils.processes.interrupts import answer_interrupts
+from ppldm.utils.processes.signals import answer_interrupts
 
 if __name__ == "__main__":
     answer_interrupts()  # Ctrl-C is one line, during imports too

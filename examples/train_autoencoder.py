@@ -5,7 +5,7 @@ python -u examples/train_autoencoder.py --output_dir OUT --file_list LIST --vae_
 
 import sys
 
-from ppldm.utils.processes.interrupts import answer_interrupts
+from ppldm.utils.processes.signals import answer_interrupts
 
 if __name__ == "__main__":  # worker processes import this file
     answer_interrupts()  # Ctrl-C is one line, during imports too

@@ -5,7 +5,7 @@ python -u examples/train_txt2img_laion400m_trainer.py --do_train --output_dir OU
 
 import sys
 
-from ppldm.utils.processes.interrupts import answer_interrupts
+from ppldm.utils.processes.signals import answer_interrupts
 
 if __name__ == "__main__":  # worker processes import this file
     answer_interrupts()  # Ctrl-C is one line, during imports too

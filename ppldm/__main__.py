@@ -1,6 +1,6 @@
 """`python -m ppldm` is `ppldm`."""
 
-from .utils.processes.interrupts import answer_interrupts
+from .utils.processes.signals import answer_interrupts
 
 
 def main() -> None:

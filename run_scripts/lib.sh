@@ -279,7 +279,7 @@ show_progress() {
                 fetched=$((fetched + ${sizes[${line# Downloaded }]:-0}))
                 if [[ $clear ]] || ((fetched - told >= 50)) || ((fetched == announced)); then
                     told=$fetched
-                    printf '%s' "$clear    $fetched of $announced MiB fetched, without wheels under 1 MiB$end"
+                    printf '%s' "$clear    $fetched of $announced MiB of large wheels fetched$end"
                 fi
                 ;;
             "   Building "*" @ file:"*) ;; # ppldm

@@ -10,7 +10,7 @@ usage: bash run_scripts/test.sh [pytest's arguments]
        bash run_scripts/test.sh --all
 
 Makes .venv where it is missing (run_scripts/setup.sh) and runs the tests. Without arguments: every law of ppldm at
-least once, and some further cases (about 17 minutes on two free cores), others for each commit.
+least once, and some further cases (about 13 minutes on two free cores), others for each commit.
 
   bash run_scripts/test.sh -m quick               the quick ones: about a minute
   bash run_scripts/test.sh tests/data -k order    what pytest's own arguments choose, with all cases
@@ -42,7 +42,7 @@ make_venv
 if (($# == 0)); then
     PPLDM_SEED=$(sample_seed)
     export PPLDM_SEED
-    play --minutes "${MINUTES:-8}" --seed "$PPLDM_SEED"
+    play --minutes "${MINUTES:-9}" --seed "$PPLDM_SEED"
 else
     unset PYTHON # as play does
     exec "$VENV/bin/python" -m pytest "$@"

@@ -71,14 +71,15 @@ def own_environment(request):
 
     ppdiffusers imports PyTorch wherever it is installed: more than a second of each process, and only parity needs it.
     """
-    from ppldm.utils import hidden
+    from ppldm.utils import text
 
     gc.callbacks.clear()  # hypothesis' own, in which a Ctrl-C would be lost
     before = dict(os.environ)
     if not {"torch", "diffusers"} & vars(request.module).keys() and not request.node.get_closest_marker("needs"):
         os.environ["USE_TORCH"] = "0"
     yield
-    hidden.forget()
+    text._noted.clear()
+    text._inside.clear()
     for name in [name for name in os.environ if name not in before]:
         del os.environ[name]
     os.environ.update(before)

@@ -18,9 +18,9 @@ from sampling import ALL
 from ppldm.cli.main import COMMANDS, load_command, parse_flags
 from ppldm.config.recipe import schema_of
 from ppldm.families.base import get_family, list_families
-from ppldm.training.commands.arguments import read_recipe
-from ppldm.utils.machine.builds import BUILDS
+from ppldm.training.commands.train import read_recipe
 from ppldm.utils.machine.devices import KINDS
+from ppldm.utils.machine.nvidia_smi import BUILDS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -59,7 +59,7 @@ def settings() -> dict[str, set[str]]:
     """By the key of each setting of a training, how prose names it: its flags, its key, and its name in backticks."""
     found = {}
     for family in list_families():
-        for one in (one for section in schema_of(get_family(family).Config).values() for one in section.values()):
+        for one in schema_of(get_family(family).Config).values():
             names = {one.name, *one.also}
             marked = {f"`{name}`" for name in names if "_" in name}  # others are words of their own too
             found[one.key] = {f"--{name}" for name in names} | marked | {f"`{one.key}`"}
@@ -119,6 +119,7 @@ FORECASTS = re.findall(FORECAST, ENGLISH, re.MULTILINE)
 TRIED = FORECASTS if ALL else random.Random(int(os.environ.get("PPLDM_SEED", 1))).sample(FORECASTS, 1)
 
 
+@pytest.mark.turn("a forecast of doctor holds", 3)
 @pytest.mark.parametrize("preset, millions, pixels, memory", TRIED)
 def test_the_readmes_forecast_is_that_of_doctor(preset, millions, pixels, memory, monkeypatch, tmp_path):
     """On a device with a memory of its own: parameters and gigabytes, as they are printed."""

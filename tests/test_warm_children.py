@@ -1,5 +1,6 @@
 """A child that is started warm is a child as any other; only its imports are there before it."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -107,22 +108,14 @@ def test_a_program_that_another_takes_the_place_of_is_warm(tmp_path):
 def test_files_keep_their_numbers(tmp_path, number):
     """Also where the child's own copies of others would lie."""
     (tmp_path / "text").write_text("here")
-    numbers = [number, number + 1, number + 2]
-    handles = [os.open(tmp_path / "text", os.O_RDONLY) for _ in numbers]
-    before = {one: os.dup(one) for one in numbers if os.path.exists(f"/proc/self/fd/{one}")}
+    with open(tmp_path / "text") as file:  # the first numbers from there on that nothing has
+        numbers = [fcntl.fcntl(file.fileno(), fcntl.F_DUPFD_CLOEXEC, number) for _ in range(3)]
     try:
-        for handle, own in zip(handles, numbers, strict=True):
-            os.dup2(handle, own)
         code = "import os; print([os.pread(int(one), 9, 0) for one in sys.argv[1:]])"
         done = run(code, *map(str, numbers), pass_fds=numbers)
         assert (done.stdout, done.stderr) == (f"{[b'here'] * 3}\n", "")
     finally:
-        for own in numbers:
-            if own in before:
-                os.dup2(before[own], own)
-            elif own not in handles:
-                os.close(own)
-        for one in {*handles, *before.values()} - {*numbers}:
+        for one in numbers:
             os.close(one)
 
 

@@ -10,8 +10,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fastcore.script import call_parse  # noqa: E402
 
-from ppldm.data.filelist import list_parts, number_parts, write_filelist  # noqa: E402
-from ppldm.utils.errors import exit_on_error  # noqa: E402
+from ppldm.data.filelist import list_parts, write_filelist  # noqa: E402
+from ppldm.utils.errors import FilelistError, exit_on_error  # noqa: E402
+
+
+def number_parts(pattern: str, num_parts: int) -> list[str]:
+    """`pattern`, with a field such as `{:05}`, for the numbers from 0 to num_parts - 1. Raises FilelistError."""
+    try:
+        names = [pattern.format(number) for number in range(num_parts)]
+    except (IndexError, KeyError, ValueError) as error:
+        raise FilelistError(
+            f"cannot number the parts by {pattern!r} ({error}); write it as in part-{{:05}}.gz"
+        ) from error
+    if len(set(names)) < num_parts:
+        raise FilelistError(f"{pattern!r} gives all parts the same name; give it a number field, as in part-{{:05}}.gz")
+    return names
 
 
 @call_parse

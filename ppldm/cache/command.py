@@ -1,45 +1,74 @@
 """`ppldm precompute`: latents of all rows of filelists, and embeddings of their captions, computed once, for training
 with `--latents cached` and `--text_embeddings cached`.
 
-Beside each part, or in `--latents-dir`, a file for each resolution and one of embeddings (`data.cached`). Before it
-begins the command says how many bytes and hours it will take, and refuses what does not fit the disk. Stopped at any
-point, the same command goes on; it also repairs what is damaged. Several processes share the parts out, or the
-executors of Spark.
+Beside each part, or in `--latents-dir`, a file for each resolution and one of embeddings (`data.cached`). The command
+says before how many bytes and hours it will take, and refuses what does not fit the disk. Several processes share the
+parts out, or the executors of Spark, a task for each part, in Python workers that load what encodes once; parts,
+networks and latents then lie at the same paths on all machines. Only the last bits of a result depend on who makes it,
+by the number of threads: `spark.task.cpus`.
+
+A file is made under a temporary name and gets its own once all wanted rows are there. In one that has its name already,
+what is missing is filled in: rows that another `--where` selects or that training did not come to, and what is damaged.
 """
 
+import os
+import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated
+from typing import Annotated, Any
+
+import numpy as np
 
 from ..config.data import EAGER, LATENTS_DTYPES, DataOptions
+from ..data.cached.file import CachedFile, create_file, unfinished_path
+from ..data.cached.key import CacheKey
 from ..data.filelist import read_sources
+from ..data.formats.index import build_lock
 from ..data.formats.layouts import DEFAULT_LAYOUT
-from ..data.images.crop import CropRule
-from ..data.select.parse import parse_where
+from ..data.formats.open import open_part
+from ..data.images import CropRule
+from ..data.select.expression import parse_where
 from ..data.shapes import ShapeRule, shape_rule
 from ..data.text.captions import CaptionRule
-from ..families.settings.text_to_image import TextToImageSettings
+from ..families.settings import TextToImageSettings
 from ..networks.engine import EXACT_ENGINES, Engine
 from ..utils.entry import entry
-from ..utils.errors import ConfigError
-from ..utils.files import local_path, make_output_dir
+from ..utils.errors import FULL_DISK, ConfigError, DiskFullError, ModelError, PartError, RowError
+from ..utils.files import finish_file, local_path, make_output_dir
 from ..utils.log import get_logger, progress
+from ..utils.machine.cpu import load_paddle
 from ..utils.machine.devices import use_device
-from ..utils.machine.spark import is_submitted, spark_session_if
-from ..utils.processes.meeting import join_world
-from ..utils.processes.rank_watch import barrier, gather_objects
+from ..utils.machine.spark import DRIVER_MEMORY_GB, is_submitted, run_tasks, spark_session_if
+from ..utils.processes.ranks import World, barrier, gather_objects, join_world, shard
 from ..utils.processes.workers import check_workers
-from ..utils.processes.world import World, shard
-from ..utils.report import print_report
+from ..utils.text import print_report
 from ..weights.fetch import check_name
-from .encode import Account, encode_part
-from .kinds import EmbeddingsRequest, LatentsRequest, Request
-from .on_spark import DRIVER_MEMORY_GB, encode_on_spark
-from .plan import Plan, Projection, check_disks, choose_rows, make_plan, project
+from .plan import (
+    Cell,
+    Contents,
+    EmbeddingsRequest,
+    Encoder,
+    LatentsRequest,
+    Plan,
+    Projection,
+    Request,
+    Task,
+    Wanted,
+    check_disks,
+    choose_rows,
+    make_plan,
+    project,
+)
 
 MOST_CROPS = 64
+_PASSING = "unreadable"  # of a row in a file of its own, which may be there the next time
 _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
 
 
@@ -88,8 +117,8 @@ def precompute(
 def _precompute(asked: SimpleNamespace) -> None:
     """asked: the flags of `precompute`."""
     vae, text_encoder, engine = asked.vae, asked.text_encoder, asked.engine or EAGER
-    check_asked(vae, text_encoder, {"dtype": asked.dtype, "text_dtype": asked.text_dtype}, asked.batch_size, engine)
-    device = check_device(asked.device, on_spark := bool(asked.master) or is_submitted())
+    on_spark = bool(asked.master) or is_submitted()
+    check_asked(asked, engine, on_spark)
     names = ("buckets", "bucket_group_size", "bucket_upscale", "crop_fraction", "interpolation")
     data = DataOptions(**{name: getattr(asked, name) for name in names})
     crops, sizes = read_crops(asked.crops, asked.flips, data), read_sizes(data, asked.resolutions)
@@ -107,7 +136,7 @@ def _precompute(asked: SimpleNamespace) -> None:
     folder = make_output_dir(local_path(asked.latents_dir)) if asked.latents_dir else None
     # On Spark as many threads as a task has, so that what is measured before is what it will take.
     with entry(threads=1 if on_spark else None, meets=True):
-        use_device(device)
+        use_device("cpu" if on_spark else asked.device)
         world = join_world()
         chosen = choose_rows(sources, condition, sizes if vae else [0], num_workers)
         plans = [make_plan(request, request.load(), sources, chosen, folder) for request in requests]
@@ -117,28 +146,23 @@ def _precompute(asked: SimpleNamespace) -> None:
             print_report(report, describe, asked.json)
 
 
-def check_asked(vae: str | None, text_encoder: str | None, dtypes: dict, batch_size: int, engine: str) -> None:
+def check_asked(asked: SimpleNamespace, engine: str, on_spark: bool) -> None:
     """Raises ConfigError for what cannot be."""
-    if vae is None and text_encoder is None:
+    if asked.vae is None and asked.text_encoder is None:
         raise ConfigError("nothing to compute; name --vae for latents, --text_encoder for text embeddings, or both")
-    for name in filter(None, (vae, text_encoder)):
+    for name in filter(None, (asked.vae, asked.text_encoder)):
         check_name(name)
-    for flag, value in dtypes.items():
-        if value not in LATENTS_DTYPES:
+    for flag in ("dtype", "text_dtype"):
+        if (value := getattr(asked, flag)) not in LATENTS_DTYPES:
             raise ConfigError(f"--{flag} {value} is not one of {', '.join(LATENTS_DTYPES)}")
-    if batch_size < 1:
-        raise ConfigError(f"--batch-size {batch_size} must be 1 or more")
+    if asked.batch_size < 1:
+        raise ConfigError(f"--batch-size {asked.batch_size} must be 1 or more")
     if engine not in EXACT_ENGINES:
         raise ConfigError(f"--engine {engine} would change the latents; choose {' or '.join(EXACT_ENGINES)}")
-    if engine != EAGER and vae is None:
+    if engine != EAGER and asked.vae is None:
         raise ConfigError(f"--engine {engine} encodes pictures, and no --vae is given; omit it, or name the VAE")
-
-
-def check_device(device: str | None, on_spark: bool) -> str | None:
-    """The device to use. Raises ConfigError for one that Spark does not have."""
-    if on_spark and device not in (None, "cpu"):
-        raise ConfigError(f"--device {device} is not for Spark, which encodes on CPUs; omit it, or Spark")
-    return "cpu" if on_spark else device
+    if on_spark and asked.device not in (None, "cpu"):
+        raise ConfigError(f"--device {asked.device} is not for Spark, which encodes on CPUs; omit it, or Spark")
 
 
 def read_crops(crops: str, flips: bool, data: DataOptions) -> CropRule:
@@ -164,20 +188,22 @@ def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, spark=
     account of all ranks. Raises DataError, OutputError."""
     for folder in {file.path.parent for plan in plans for task in plan.tasks for file in task.files}:
         make_output_dir(folder)
-    reports = {}
     with ThreadPoolExecutor(num_workers) as pool:
-        projections = [project(plan, pool) for plan in plans]
-        check_disks(projections)
+        projected = [(plan, project(plan, pool)) for plan in plans]
+        check_disks([projection for _, projection in projected])
         barrier(world)  # so that nobody measures a disk that others fill already
         num_tasks = spark.sparkContext.defaultParallelism if spark else world.size
-        for plan, projection in zip(plans, projections, strict=True):
-            reports[plan.request.name] = tell(plan, projection, num_tasks, world.is_main)
+        reports = {plan.request.name: tell(plan, own, num_tasks, world.is_main) for plan, own in projected}
         for plan in () if dry_run else plans:
             began = time.monotonic()
             if spark:
                 account = encode_on_spark(spark, plan.tasks, num_threads)
             else:
-                account = sum(gather_objects(encode_parts(plan, pool, world), world), Account())
+                tasks = [plan.tasks[number] for number in shard(len(plan.tasks), world)]
+                name, total = plan.tasks[0].files[0].key.what, sum(task.num_rows for task in tasks)
+                with progress(total=total, desc=name, disable=not world.is_main) as bar:
+                    own = sum((encode_part(task, plan.encoder, pool, bar.update) for task in tasks), Account())
+                account = sum(gather_objects(own, world), Account())
             found = asdict(account) | {"bad": dict(account.bad.most_common()), "seconds": time.monotonic() - began}
             reports[plan.request.name] |= found
     return {**reports.pop("", {}), **reports}
@@ -202,31 +228,182 @@ def tell(plan: Plan, projection: Projection, num_tasks: int, is_main: bool) -> d
     }
 
 
-def encode_parts(plan: Plan, pool: ThreadPoolExecutor, world: World) -> Account:
-    """This rank's share of the parts, one after another, under a progress bar."""
-    account, tasks = Account(), [plan.tasks[number] for number in shard(len(plan.tasks), world)]
-    name, total = plan.tasks[0].files[0].key.what, sum(task.num_rows for task in tasks)
-    with progress(total=total, desc=name, disable=not world.is_main) as bar:
-        for task in tasks:
-            account += encode_part(task, plan.encoder, pool, bar.update)
+def describe(report: dict) -> str:
+    lines = []
+    for kind in (LatentsRequest, EmbeddingsRequest):
+        own = report.get(kind.name, {}) if kind.name else report
+        if "encoded" in own:
+            done = f"{own['encoded']} {kind.things} encoded in {own['seconds']:.0f} s"
+            lines.append(f"{done}, {own['found']} were there before")
+            lines += [f"  {own['repaired']} of them were damaged and are repaired"] if own["repaired"] else []
+            lines += [f"  cannot be used, {reason}: {count}" for reason, count in own["bad"].items()]
+            lines.append(f"train on them with {kind.flag} (docs/latents.md)")
+        elif "files" in own:
+            size = f"{own['projected_bytes'] / 1e9:.3f} GB, about {own['projected_hours']:.2f} hours"
+            lines.append(f"{own['files']} file(s) of {kind.things}, {own['finished_before']} there; the others: {size}")
+    return "\n".join(lines)
+
+
+@dataclass
+class Account:
+    """What became of arrays. encoded: computed now. found: there before. repaired: of those encoded, damaged before.
+    bad: of rows that cannot be used, by reason, now or before."""
+
+    encoded: int = 0
+    found: int = 0
+    repaired: int = 0
+    bad: Counter = field(default_factory=Counter)
+
+    def __add__(self, other: "Account") -> "Account":
+        return Account(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+    def wants(self, cell: Cell) -> bool:
+        """Whether an array is to be computed, which is then missing; one that is there is counted."""
+        file, place = cell.file, (cell.row, cell.variant)
+        reason = file.reason(*place)
+        if file.is_damaged(*place) or reason == _PASSING:
+            self.repaired += reason != _PASSING
+            file.forget(*place)
+        elif file.states[place]:
+            self.found += reason is None
+            self.bad.update([reason] if reason else [])
+            return False
+        return True
+
+
+def encode_part(
+    task: Task, encoder: Encoder, pool: Executor, told: Callable[[int], object] = lambda count: None
+) -> Account:
+    """Make the files of a part whole. pool: threads that decode pictures. told: is called with how many rows of files
+    are settled. Raises PartError, ConfigError, OSError."""
+    account, wanted = Account(), []
+    own = [file for file in task.files if len(file.rows)]
+    with ExitStack() as stack:
+        for file in own:
+            stack.enter_context(build_lock(file.path))
+        part = stack.enter_context(closing(open_part(task.path, task.source)))
+        if part.identity[:2] != task.content:
+            raise PartError(f"{task.path} has changed since the command began; run it again")
+        contents = task.request.open(part, encoder)
+        files = [stack.enter_context(_unfinished_file(one, contents)) for one in own]
+        for one, file in zip(own, files, strict=True):
+            for cell in filter(account.wants, contents.list_cells(file, one.rows)):
+                file.check_engine(task.request.engine)
+                wanted.append(cell)
+        told(task.num_rows - _count_rows(wanted))
+        _fill(wanted, contents.load(wanted, pool), encoder, account, told)
     return account
 
 
-def describe(report: dict) -> str:
-    """Lines for people."""
-    kinds = [(kind, report.get(kind.name, {}) if kind.name else report) for kind in (LatentsRequest, EmbeddingsRequest)]
-    return "\n".join(_describe(own, kind) for kind, own in kinds if "files" in own)
+def _fill(
+    wanted: list[Cell],
+    loaded: Iterator[tuple[Cell, Any]],
+    encoder: Encoder,
+    account: Account,
+    told: Callable[[int], object],
+) -> None:
+    """Write the arrays of cells, encoded in batches of one shape."""
+    left, batches = Counter(cell.shape for cell in wanted), defaultdict(list)
+    for cell, content in loaded:
+        batch = batches[cell.shape]
+        left[cell.shape] -= 1
+        if isinstance(content, RowError):
+            cell.file.mark_bad(cell.row, cell.variant, content.reason)
+            account.bad[content.reason] += 1
+            told(_count_rows([cell]))
+        else:
+            batch.append((cell, content))
+        if len(batch) == encoder.batch_size or (batch and not left[cell.shape]):
+            cells, contents = zip(*batch, strict=True)
+            for one, array in zip(cells, encoder(contents), strict=True):
+                is_finite = one.file.write(one.row, one.variant, array) is not None
+                account.encoded += is_finite
+                account.bad.update([] if is_finite else ["not_finite"])
+            told(_count_rows(cells))
+            batch.clear()
 
 
-def _describe(report: dict, kind: type[Request]) -> str:
-    if "encoded" not in report:
-        size = f"{report['projected_bytes'] / 1e9:.3f} GB, about {report['projected_hours']:.2f} hours"
-        return f"{report['files']} file(s) of {kind.things}, {report['finished_before']} there; the others: {size}"
-    found = (
-        f"{report['encoded']} {kind.things} encoded in {report['seconds']:.0f} s, {report['found']} were there before"
+def _count_rows(cells) -> int:
+    """How many rows these are of, each counted with its first array."""
+    return sum(cell.variant == 0 for cell in cells)
+
+
+@contextmanager
+def _unfinished_file(wanted: Wanted, contents: Contents) -> Iterator[CachedFile]:
+    """A file of a locked part, to be filled in: as it is there, else created; durable, with its name, afterwards."""
+    unfinished, key = unfinished_path(wanted.path), wanted.key
+    codes = contents.find_codes(key)
+    file = _open_file(wanted.path, key, codes) or _open_file(unfinished, key, codes)
+    if file is None:
+        create_file(unfinished, key, contents.header, codes, contents.sizes, contents.texts)
+        file = CachedFile(unfinished, key, writable=True)
+    try:
+        yield file
+        file.flush()
+    finally:
+        file.close()
+    if file.path == unfinished:
+        finish_file(unfinished, wanted.path)
+
+
+def _open_file(path: Path, key: CacheKey, codes: np.ndarray) -> CachedFile | None:
+    if not path.exists():
+        return None
+    try:
+        file = CachedFile(path, key, writable=True)
+        if np.array_equal(file.codes, codes):
+            return file
+        file.close()
+        error = f"{path} is of other texts"
+    except PartError as damage:
+        error = str(damage)
+    get_logger().warning("making a file of %s again: %s", key.what, error)
+    path.unlink()
+    return None
+
+
+def encode_on_spark(spark, tasks: list[Task], num_threads: int) -> Account:
+    """Make the files of parts whole by Spark's executors, with `num_threads` each that decode pictures."""
+    encode, tasks = partial(_encode, num_threads=num_threads), [*map(_with_absolute_paths, tasks)]
+    done = run_tasks(spark, tasks[0].files[0].key.what, tasks, encode)
+    return sum((account for _, account in done), Account())
+
+
+def _with_absolute_paths(task: Task) -> Task:
+    prompts = task.source.idx_to_prompt
+    names = {name: getattr(task.request, name, None) for name in ("model", "tokenizer")}
+    found = {name: os.path.abspath(one) for name, one in names.items() if one and os.path.exists(one)}
+    return replace(
+        task,
+        request=replace(task.request, **found),
+        path=task.path.absolute(),
+        source=replace(task.source, idx_to_prompt=prompts and Path(prompts).absolute()),
+        files=tuple(replace(file, path=file.path.absolute()) for file in task.files),
     )
-    lines = [found]
-    if report["repaired"]:
-        lines.append(f"  {report['repaired']} of them were damaged and are repaired")
-    lines += [f"  cannot be used, {reason}: {count}" for reason, count in report["bad"].items()]
-    return "\n".join([*lines, f"train on them with {kind.flag} (docs/latents.md)"])
+
+
+def _encode(task: Task, num_threads: int) -> Account:
+    encoder = _load(task.request)
+    if encoder.digest != task.digest:
+        raise ModelError(
+            f"{task.request.model} on {socket.gethostname()} has the encoder {encoder.digest}, but the driver "
+            f"has {task.digest}; copy the same files to all machines"
+        )
+    try:
+        with ThreadPoolExecutor(num_threads) as pool:
+            return encode_part(task, encoder, pool)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        where = f"{error.filename or task.path} on {socket.gethostname()}"
+        raise DiskFullError(
+            f"the disk is full for {where} ({error.strerror}); free some and give the same command again"
+        ) from error
+
+
+@lru_cache(maxsize=1)
+def _load(request: Request) -> Encoder:
+    """What encodes in this process, which Spark keeps for its next tasks."""
+    load_paddle()
+    use_device("cpu")
+    return request.load()

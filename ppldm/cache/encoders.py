@@ -13,14 +13,7 @@ import paddle
 
 from ..data.cached.key import EmbeddingsKey
 from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import (
-    LABELS,
-    check_tokenizer_fit,
-    downscale_factor,
-    hidden_width,
-    is_effnet,
-    is_ldmbert,
-)
+from ..networks.configs import LABELS, check_tokenizer_fit, downscale_factor, hidden_width, is_effnet, is_ldmbert
 from ..networks.encoders import encode_moments, hidden_states, join_caption, projected_caption
 from ..networks.engine import use_engine
 from ..utils.errors import ConfigError, ModelError
@@ -35,8 +28,7 @@ from ..weights.read import find_tokenizer, read_component
 
 
 class PictureEncoder:
-    """uint8 pixels, at most `batch_size` times [3, H, W], to float32 moments [n, 2, C, h, w]; h is H by the VAE's
-    downscaling factor."""
+    """uint8 pixels, at most `batch_size` times [3, H, W], to float32 moments [n, 2, C, h, w]."""
 
     def __init__(self, vae, batch_size: int, digest: str = ""):
         self._vae, self.batch_size, self.digest = vae, batch_size, digest

@@ -62,9 +62,8 @@ completion.takes_words = True
 
 
 def candidates(words: list[str]) -> list[str]:
-    """What the last of the words after `ppldm`, of which there may be a beginning, can become; [] where that is a
-    file or anything else."""
-    from .main import COMMANDS
+    """What the last of the words after `ppldm` can become; [] where that is a file or anything else."""
+    from .main import COMMANDS, run
 
     *before, last = words or [""]
     name = next((" ".join(before[:n]) for n in (2, 1) if " ".join(before[:n]) in COMMANDS), None)
@@ -74,16 +73,9 @@ def candidates(words: list[str]) -> list[str]:
         found = {full[depth] for full in known if full[:depth] == before and len(full) > depth}
         found |= set() if before else {"--help", "--version"}
     else:
-        flags = _read_flags(name)
+        text = io.StringIO()  # its help, which has its flags with their choices
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
+            run([*name.split(), "--help"])
+        flags = {flag: choices.split(",") if choices else [] for flag, choices in _FLAG.findall(text.getvalue())}
         found = flags.get(before[-1]) or (flags if last.startswith("-") else ())
     return sorted(word for word in found if word.startswith(last))
-
-
-def _read_flags(name: str) -> dict[str, list[str]]:
-    """The flags of a command's help, with their choices."""
-    from .main import run
-
-    text = io.StringIO()
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(text):
-        run([*name.split(), "--help"])
-    return {flag: choices.split(",") if choices else [] for flag, choices in _FLAG.findall(text.getvalue())}

@@ -10,7 +10,7 @@ from argparse import SUPPRESS
 from importlib import import_module
 from pathlib import Path
 
-from ..config.flags import parse_known_or_suggest, show_values
+from ..config.option import parse_known_or_suggest, show_values
 from ..utils.errors import ConfigError, exit_on_error, showing_hyphens
 from ..utils.text import did_you_mean
 from ..utils.variables import network_forbidden
@@ -23,7 +23,7 @@ GROUPS = {
         "doctor": ("ppldm.training.doctor.command", "doctor"),
         "env": ("ppldm.utils.machine.environment", "env"),
         "certify": ("ppldm.evaluation.certify.certify", "certify"),
-        "config": ("ppldm.cli.config", "config"),
+        "config": ("ppldm.config.foreign", "config"),
         "demo-data": ("ppldm.demo.openmoji", "demo_data"),
         "completion": ("ppldm.cli.completion", "completion"),
     },
@@ -33,9 +33,9 @@ GROUPS = {
         "annotate": ("ppldm.prepare.convert.annotate", "annotate"),
         "convert": ("ppldm.prepare.convert.convert", "convert"),
         "pipeline": ("ppldm.prepare.pipeline", "pipeline"),
-        "dataset list": ("ppldm.prepare.datasets.command", "list_datasets"),
-        "dataset show": ("ppldm.prepare.datasets.command", "show"),
-        "dataset get": ("ppldm.prepare.datasets.command", "get"),
+        "dataset list": ("ppldm.prepare.datasets.entry", "list_datasets"),
+        "dataset show": ("ppldm.prepare.datasets.entry", "show"),
+        "dataset get": ("ppldm.prepare.datasets.get", "get"),
         "recaption": ("ppldm.prepare.provenance.recaption", "recaption"),
     },
     "Look at data and tidy it": {
@@ -56,10 +56,10 @@ GROUPS = {
         "train": ("ppldm.training.commands.train", "train"),
         "finetune": ("ppldm.training.commands.finetune", "finetune"),
         "precompute": ("ppldm.cache.command", "precompute"),
-        "replay": ("ppldm.runs.replay", "replay"),
+        "replay": ("ppldm.runs.compare", "replay"),
         "watch": ("ppldm.runs.watch", "watch"),
-        "report": ("ppldm.runs.report", "report"),
-        "plot-loss": ("ppldm.runs.plots", "plot_loss"),
+        "report": ("ppldm.runs.page", "report"),
+        "plot-loss": ("ppldm.runs.page", "plot_loss"),
     },
     "Draw and measure": {
         "generate": ("ppldm.inference.generate", "generate"),
@@ -90,8 +90,7 @@ def load_command(name: str):
 
 
 def usage(start: str = "") -> str:
-    """The text of `ppldm --help`: every command with the first line of its docstring. start: of those that are shown,
-    as of `ppldm lora --help`."""
+    """The text of `ppldm --help`: every command with its docstring's first line. start: of those shown, as `lora `."""
     lines = ["usage: ppldm <command> [flags]    (`ppldm <command> --help` explains one)"]
     for group, commands in GROUPS.items():
         shown = [f"  {name:<14}{_first_line(*where)}" for name, where in commands.items() if name.startswith(start)]

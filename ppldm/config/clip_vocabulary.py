@@ -12,10 +12,9 @@ from pathlib import Path
 
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json_object, write_json, write_text
+from .network_files import CLIP_PADDING, END
 
-START, END = "<|startoftext|>", "<|endoftext|>"
-# What captions are padded with: by the name of a tokenizer that needs no folder.
-CLIP_PADDING = {"clip": END, "open-clip": "!"}  # Stable Diffusion 1.x; 2.x
+START = "<|startoftext|>"
 TOKENIZER_CONFIG, MENDS = "tokenizer_config.json", "ftfy"  # the key there of whether text is mended
 _TRAINED = ("ppldm.json", "manifest.json")  # beside the folder of a tokenizer
 _MERGES = Path(__file__).with_name("clip_merges.txt.gz")

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..utils.errors import ConfigError
-from .captions import CaptionOptions
-from .option import Bounds, Needs, option
+from .option import Bounds, Needs, Pixels, Positive, Rows, Share, option, options, table_text
 
 LATENTS = ("off", "cached", "ondemand")
 EAGER = "eager"  # the engine (`--engine`) that training computes with: Paddle, operation by operation
 LATENTS_DTYPES = ("float16", "bfloat16", "float32")
 
 _data = partial(option, section="data")
+_caption = partial(_data, part_of=True)
 _validation = partial(option, section="validation")
 _SHARE = Bounds(least=0, most=1)
 # Stable Cascade's ratios of width to height, each with its reciprocal.
@@ -19,6 +19,72 @@ _RATIOS = ("1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6",
 _BUCKETS = Needs("--buckets", lambda given: given.buckets != "off")
 _MADE_BUCKETS = Needs("--buckets ratios or --buckets steps", lambda given: given.buckets in ("ratios", "steps"))
 _bucket = partial(_data, needs=_BUCKETS)
+_with_tags = Needs(
+    "--shuffle_tags or --tag_drop_probability", lambda given: given.shuffle_tags or given.tag_drop_probability
+)
+
+
+@dataclass(kw_only=True)
+class CaptionOptions:
+    """How a caption is drawn from a row (docs/data.md)."""
+
+    captions: dict[str, Positive] | None = _caption(
+        None,
+        "Texts of a row to choose from, each with its weight: caption (the row's own) and fields of its metadata, as "
+        "in caption:0.5,caption_blip:0.5. Default: the row's own.",
+    )
+    caption_choice: str = _caption(
+        "random", "Which of several captions of a row, or of a field.", choices=("random", "first")
+    )
+    caption_drop: Share = _caption(0.1, "Share of captions replaced by the empty one, for classifier-free guidance.")
+    caption_wildcards: bool = _caption(
+        False,
+        "Replace each {a|b} of a caption by one of its choices, drawn anew each epoch.",
+        also=("enable_wildcard",),
+    )
+    shuffle_tags: bool = _caption(
+        False, "Shuffle the tags of a caption, its parts between commas.", also=("shuffle_caption",)
+    )
+    keep_tags: int = _caption(
+        0,
+        "How many tags at the beginning are never moved or dropped.",
+        bounds=Bounds(least=0),
+        unit="tags",
+        also=("keep_tokens",),
+        needs=_with_tags,
+    )
+    tag_drop_probability: Share = _caption(
+        0.0, "Probability with which each tag is left out of a caption.", also=("caption_tag_dropout_rate",)
+    )
+    tag_separator: str = _caption(",", "What stands between tags.", also=("caption_separator",), needs=_with_tags)
+    keep_tags_separator: str = _caption(
+        "",
+        "Where it is in a caption, tags before it, and behind a second one, are never moved or dropped, whatever "
+        "--keep_tags says; it is removed.",
+        also=("keep_tokens_separator",),
+        needs=_with_tags,
+    )
+    tag_group_separator: str = _caption(
+        "",
+        "Joins tags that are moved or dropped together; replaced by --tag_separator afterwards.",
+        also=("secondary_separator",),
+        needs=_with_tags,
+    )
+    clean_captions: bool = _caption(
+        False,
+        "Clean captions as those of CC12M are cleaned: lower case; no addresses, HTML, file names, article numbers. "
+        "Removes Chinese, Japanese and Korean text.",
+    )
+
+    def check(self) -> None:
+        """Raises ConfigError for separators that do not tell tags apart."""
+        separators = [self.tag_separator, self.keep_tags_separator, self.tag_group_separator]
+        given = [one for one in separators if one]
+        if not self.tag_separator or len(set(given)) < len(given):
+            raise ConfigError(
+                f"--tag_separator {self.tag_separator!r}, --keep_tags_separator {self.keep_tags_separator!r} and "
+                f"--tag_group_separator {self.tag_group_separator!r} must differ, and the first must not be empty"
+            )
 
 
 @dataclass(kw_only=True)
@@ -33,9 +99,7 @@ class RowOptions:
         part_of="data",
     )
     layout: str = _data(
-        "default",
-        "Column order of the parts of lists that do not name one themselves (docs/data.md).",
-        part_of="data",
+        "default", "Column order of the parts of lists that do not name one themselves (docs/data.md).", part_of="data"
     )
     where: str | None = _data(
         None,
@@ -43,11 +107,9 @@ class RowOptions:
         "(docs/data.md).",
         part_of=True,
     )
-    resolution: int = _data(
+    resolution: Pixels = _data(
         256,
         "Side of the square training pictures; with --buckets, the root of about as many pixels as each has.",
-        bounds=Bounds(above=0),
-        unit="pixels",
         identity=True,
     )
     buckets: str = _data(
@@ -62,28 +124,22 @@ class RowOptions:
         needs=Needs("--buckets ratios", lambda given: given.buckets == "ratios"),
         part_of="buckets",
     )
-    bucket_step: int | None = _data(
+    bucket_step: Pixels | None = _data(
         None,
         "Sides of the shapes are multiples of this (default: 32 of ratios, 64 of steps).",
-        bounds=Bounds(above=0),
-        unit="pixels",
         also=("bucket_reso_steps",),
         needs=_MADE_BUCKETS,
         part_of="buckets",
     )
-    bucket_min_side: int | None = _bucket(
+    bucket_min_side: Pixels | None = _bucket(
         None,
         "Leave out shapes with a side under this (default: of steps, half of --resolution).",
-        bounds=Bounds(above=0),
-        unit="pixels",
         also=("min_bucket_reso",),
         part_of="buckets",
     )
-    bucket_max_side: int | None = _bucket(
+    bucket_max_side: Pixels | None = _bucket(
         None,
         "Leave out shapes with a side over this (default: of steps, twice --resolution).",
-        bounds=Bounds(above=0),
-        unit="pixels",
         also=("max_bucket_reso",),
         part_of="buckets",
     )
@@ -99,12 +155,10 @@ class RowOptions:
         opposite=("bucket_no_upscale",),
         identity=True,
     )
-    bucket_group_size: int | None = _bucket(
+    bucket_group_size: Rows | None = _bucket(
         None,
         "Rows of one shape that always come together; shapes with fewer rows are merged into others (default: "
         "--per_device_train_batch_size).",
-        bounds=Bounds(above=0),
-        unit="rows",
         part_of=True,
     )
     num_records: int = _data(
@@ -171,20 +225,17 @@ class RowOptions:
         unit="rows",
         identity=True,
     )
-    max_skipped_share: float = _data(
+    max_skipped_share: Share = _data(
         0.5,
         "Stop when more than this share of the rows read for the last 1,000 samples was unusable; 1: never.",
-        bounds=_SHARE,
         identity=True,
     )
     validation_file_list: str | None = _validation(
         None, "As --file_list, rows that are not trained on: their loss is logged as validation_loss.", kind="rows"
     )
-    validation_rows: int = _validation(
+    validation_rows: Rows = _validation(
         256,
         "How many of these rows, spread evenly over them, are looked at.",
-        bounds=Bounds(above=0),
-        unit="rows",
         needs=Needs("--validation_file_list", lambda given: given.validation_file_list is not None),
     )
 
@@ -211,3 +262,9 @@ class DataOptions(CaptionOptions, RowOptions):
                 "--text_embeddings cached is for captions that are known ahead; omit --shuffle_tags, "
                 "--tag_drop_probability and --caption_wildcards"
             )
+
+
+def caption_identity(given: CaptionOptions) -> dict:
+    """All that the caption of a sample depends on, by name, JSON-ready."""
+    found = {name: getattr(given, name) for name in options(CaptionOptions)}
+    return found | {"captions": table_text(given.captions)}

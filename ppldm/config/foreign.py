@@ -1,24 +1,27 @@
-"""Config files of open-diffusion and of Stable Cascade's training, translated to recipes.
+"""`ppldm config`: config files of open-diffusion and of Stable Cascade's training, translated to recipes.
 
-A table for each says what becomes of every key that it knows: the settings here that mean the same, or why there are
-none; the plain ones of them stand in foreign.yaml. The site shows these tables.
+A table for each in foreign.yaml says what becomes of every key that it knows: the settings here that mean the same, or
+why there are none. The site shows these tables.
 """
 
 import json
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
+from typing import Annotated, Any
 
 import yaml
 
 from ..utils.errors import ConfigError
-from ..utils.store.client import check_address, is_address
+from ..utils.files import check_address, is_address, write_text
 from ..utils.text import did_you_mean
-from .yaml_file import read_yaml
+from .load import Setting, read_yaml, tree_of
+from .recipe import write_settings
 
-_PLAIN = Path(__file__).with_name("foreign.yaml")
+_Out = Annotated[str, {"opt": True, "required": True}]
 _MOST_PARTS = 1_000_000
 _PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
 
@@ -78,6 +81,29 @@ def control_filter(config: dict) -> str:
     return ",".join([ours, *(f"{key}={value}" for key, value in pairs)])
 
 
+def config(
+    action: Annotated[str, {"choices": ["import"]}],  # import: a config of open-diffusion or Stable Cascade
+    file: str,  # the YAML file
+    out: _Out,  # recipe to write; a filelist and a UNet's config go beside it
+    num_devices: int = 1,  # that the recipe is for, where the batch of all devices is given
+):
+    """Translate config files of other trainers to recipes, and list what has no counterpart."""
+    target = Path(out)
+    if num_devices < 1:
+        raise ConfigError(f"--num-devices {num_devices} must be 1 or more")
+    if target.exists():
+        raise ConfigError(f"--out {target} is there already; name another file, or remove it")
+    found = translate_file(Path(file), num_devices, str(target.with_suffix("")))
+    settings = {key: Setting(value, f"was {key_there}") for key, (value, key_there) in sorted(found.settings.items())}
+    for name, text in found.files.items():
+        write_text(Path(name), text)
+    write_text(target, f"# Made from {file}, a config of {found.system}.\n" + write_settings(settings, origins=True))
+    lines = [f"{target}: {len(settings)} settings", *(f"beside it: {name}" for name in found.files)]
+    lines += ["without a counterpart:"] if found.left_out else []
+    lines += [f"  {key}: {reason}" for key, reason in found.left_out.items()]
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
 @dataclass(frozen=True)
 class Source:
     """A file to translate. `values`: by key, resolved; `num_devices`: that it is to train on; `stem`: of what is
@@ -95,15 +121,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What means the same here. `keys` as documented; `make`: (value, Source) -> values by key; `note`: for readers.
-
-    Without `make` the value is taken as it is; without `keys` there is no counterpart, and the note says why. A `???`
-    stays one, unless `make` takes `any_value`.
-    """
+    """What means the same here. `keys` as documented; `note`: for readers; `make`: one of `_MAKERS`, without which the
+    value is taken as it is. Without `keys` there is no counterpart, and the note says why. A `???` stays one, unless
+    `make` takes `any_value`."""
 
     keys: tuple[str, ...] = ()
     note: str = ""
-    make: Callable[[object, Source], dict] | None = None
+    make: Callable[[Any, Source], Any] = lambda value, _source: value
     any_value: bool = False
 
     def translate(self, value, source: Source) -> dict[str, object]:
@@ -112,7 +136,10 @@ class Counterpart:
             raise NoCounterpart(self.note)
         if value == "???" and not self.any_value:
             return dict.fromkeys(self.keys[:1], "???")
-        return self.make(value, source) if self.make else {self.keys[0]: value}
+        found = self.make(value, source)
+        if isinstance(found, dict):
+            return found
+        return dict(zip(self.keys, found if isinstance(found, tuple) else (found,), strict=False))
 
 
 @dataclass(frozen=True)
@@ -127,7 +154,7 @@ class Translation:
 
 def translate_file(path: Path, num_devices: int, stem: str) -> Translation:
     """Translate a config file of one of `SYSTEMS`. Raises ConfigError for a file of neither."""
-    written = _resolved(read_yaml(path).values, path)
+    written = _resolved(read_yaml(path)[0], path)
     system = max(SYSTEMS, key=lambda name: len(_flatten(written, SYSTEMS[name]).keys() & SYSTEMS[name].keys()))
     table = SYSTEMS[system]
     source = Source(_flatten(written, table), num_devices, stem)
@@ -151,10 +178,7 @@ def _resolved(values: dict[str, object], path: Path) -> dict:
     from omegaconf import OmegaConf
     from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
 
-    tree = {}
-    for key, value in values.items():
-        section, _, name = key.rpartition(".")
-        (tree.setdefault(section, {}) if section else tree)[name] = value
+    tree = tree_of(values)
     config = OmegaConf.create(tree)
 
     def resolve(value, key: str):
@@ -184,20 +208,18 @@ def _flatten(tree: dict, table: dict, above: str = "") -> dict[str, object]:
     return found
 
 
-def _parts(value, source: Source) -> dict:
+def _parts(value, source: Source) -> str:
     places = chain.from_iterable(map(places_of, map(str, value if isinstance(value, list) else [value])))
     name = f"{source.stem}.filelist"
     source.files[name] = "".join(f"{place}\n" for place in places)
-    return {"data.file_list": name}
+    return name
 
 
-def _choose(key: str, known: dict, word: str):
-    def make(value, _source: Source) -> dict:
-        if value not in known:
-            raise NoCounterpart(f"{word} {value} is not built here; there are {', '.join(map(str, known))}")
-        return {key: known[value]}
-
-    return make
+def _schedule(value, _source: Source) -> str:
+    known = {"ConstantWithWarmup": "constant_with_warmup", "CosineWithWarmup": "cosine"}
+    if value not in known:
+        raise NoCounterpart(f"the schedule {value} is not built here; there are {', '.join(known)}")
+    return known[value]
 
 
 def _precision(value, _source: Source) -> dict:
@@ -209,70 +231,25 @@ def _precision(value, _source: Source) -> dict:
 
 
 def _folder(*keys: str):
-    def make(_value, source: Source) -> dict:
+    def make(_value, source: Source) -> str:
         names = [str(source.values[key]) for key in keys if source.values.get(key) is not None]
-        return {"run.output_dir": "???" if "???" in names else "/".join(names)}
+        return "???" if "???" in names else "/".join(names)
 
     return make
 
 
-def _unet(value, source: Source) -> dict:
+def _unet(value, source: Source) -> str:
     name = f"{source.stem}.unet.json"
     source.files[name] = json.dumps(value, indent=2) + "\n"
-    return {"model.unet_config_file": name}
+    return name
 
 
-def _share_of_batch(value, source: Source) -> dict:
+def _share_of_batch(value, source: Source) -> int:
     parts = source.num_devices * int(source.first("grad_accum_steps", default=1))
     if not isinstance(value, int) or value % parts:
         raise NoCounterpart(f"{value} samples cannot be shared by {parts} batches; name --num-devices")
-    return {"run.per_device_train_batch_size": value // parts}
+    return value // parts
 
-
-def _filters(value, _source: Source) -> dict:
-    return {"data.where": json.dumps(value, ensure_ascii=False)}
-
-
-_WANDB = Counterpart(
-    ("logging.report_to",), "and export WANDB_API_KEY: a secret stands in no file here",
-    lambda _value, _source: {"logging.report_to": ["visualdl", "wandb"]}, any_value=True,
-)  # fmt: skip
-_RATE = Counterpart(
-    ("optimizer.learning_rate",), "the schedule's, where both are given",
-    lambda value, source: {
-        "optimizer.learning_rate": source.first("lr_scheduler.params.learning_rate", default=value)
-    },
-)  # fmt: skip
-_RUN_FOLDER = ("experiment.log_dir", "experiment.project", "experiment.name")
-_RUN_DIR = Counterpart(("run.output_dir",), "log_dir/project/name", _folder(*_RUN_FOLDER))
-
-_OPEN_DIFFUSION = {
-    "wandb.api_key": _WANDB,
-    **dict.fromkeys(_RUN_FOLDER, _RUN_DIR),
-    "experiment.save_only_most_recent": Counterpart(
-        ("run.save_total_limit",), "true: 1, false: all",
-        lambda value, _source: {"run.save_total_limit": 1 if value else None},
-    ),
-    "optimizer.params.learning_rate": _RATE,
-    "model.unet.params": Counterpart(("model.unet_config_file",), "written to a JSON file beside the recipe", _unet),
-    "model.use_ema": Counterpart(
-        ("optimizer.use_ema", "optimizer.ema_decay"), "with their decay, 0.995",
-        lambda value, _source: {"optimizer.use_ema": value} | ({"optimizer.ema_decay": 0.995} if value else {}),
-    ),
-    "model.mixed_precision": Counterpart(("compute.bf16", "compute.fp16"), "", _precision),
-    "dataset.params.path": Counterpart(
-        ("data.file_list",), "paths and addresses; braces are written out into a filelist beside the recipe", _parts
-    ),
-    "dataset.params.filters": Counterpart(("data.where",), "as it is", _filters),
-    "lr_scheduler.scheduler": Counterpart(
-        ("optimizer.lr_scheduler_type",), "constant_with_warmup, cosine",
-        _choose(
-            "optimizer.lr_scheduler_type",
-            {"ConstantWithWarmup": "constant_with_warmup", "CosineWithWarmup": "cosine"}, "the schedule",
-        ),
-    ),
-    "lr_scheduler.params.learning_rate": _RATE,
-}  # fmt: skip
 
 _PUBLISHED = "stabilityai/stable-cascade"
 # By their model_version: what is trained, and its name as a published model.
@@ -296,90 +273,44 @@ def _stage(_value, source: Source) -> dict:
     return found | {f"model.{name}_name_or_path": chosen}
 
 
-def _tokens(value, _source: Source) -> dict:
-    words = [token if start is None else f"{token}={start}" for token, start in value]
-    return {"model.train_tokens": words}
-
-
-_STAGE = Counterpart(
-    ("model.prior_name_or_path", "model.decoder_name_or_path"), "with its family and the networks beside it", _stage
-)
-_FILTER = Counterpart(
-    ("model.control",), "canny, super-resolution, inpainting, with their parameters",
-    lambda _value, source: {"model.control": control_filter(source.values)},
-)  # fmt: skip
-_CASCADE_DIR = Counterpart(
-    ("run.output_dir",), "checkpoint_path/experiment_id", _folder("checkpoint_path", "experiment_id")
-)
-
-_STABLE_CASCADE = {
-    "experiment_id": _CASCADE_DIR,
-    "checkpoint_path": _CASCADE_DIR,
-    "model_version": _STAGE,
-    "generator_checkpoint_path": _STAGE,
-    "wandb_project": Counterpart(
-        _WANDB.keys, "the project is called ppldm, the run as its folder; export WANDB_API_KEY", _WANDB.make, True
-    ),
-    "batch_size": Counterpart(
-        ("run.per_device_train_batch_size",), "theirs is of all devices: divided by --num-devices and accumulation",
-        _share_of_batch,
-    ),
-    "multi_aspect_ratio": Counterpart(
-        ("data.buckets", "data.bucket_ratios"), "buckets of ratios",
-        lambda value, _source: {"data.buckets": "ratios", "data.bucket_ratios": [str(ratio) for ratio in value]},
-    ),
-    "save_every": Counterpart(
-        ("run.save_steps", "validation.image_logging_steps"), "both: they save and draw at once",
-        lambda value, _source: {"run.save_steps": value, "validation.image_logging_steps": value},
-    ),
-    "warmup_updates": Counterpart(
-        ("optimizer.warmup_steps", "optimizer.lr_scheduler_type"), "with constant_with_warmup",
-        lambda value, _source: {
-            "optimizer.warmup_steps": value, "optimizer.lr_scheduler_type": "constant_with_warmup"
-        },
-    ),
-    "use_fsdp": Counterpart(
-        ("compute.sharding",), "true: stage2",
-        lambda value, _source: {"compute.sharding": "stage2" if value else ""},
-    ),
-    "dtype": Counterpart(("compute.bf16", "compute.fp16"), "", _precision),
-    "webdataset_path": Counterpart(("data.file_list",), "paths, addresses: into a filelist beside the recipe", _parts),
-    "dataset_filters": Counterpart(("data.where",), "as it is; a lambda may only compare", _filters),
-    "adaptive_loss_weight": Counterpart(
-        ("model.loss_weighting",), "true: adaptive; false: p2",
-        lambda value, _source: {"model.loss_weighting": "adaptive" if value else "p2"},
-    ),
-    "controlnet_filter": _FILTER,
-    "controlnet_filter_params": _FILTER,
-    "controlnet_bottleneck_mode": Counterpart(
-        ("model.controlnet_bottleneck",), "", lambda value, _source: {"model.controlnet_bottleneck": value or "effnet"}
-    ),
-    "module_filters": Counterpart(
-        ("model.lora_modules",), "'.attn', one layer there, is attention",
-        lambda value, _source: {"model.lora_modules": [one.replace(".attn", "attention") for one in value]},
-    ),
-    "rank": Counterpart(
-        ("model.lora_rank", "model.lora_alpha"), "theirs are scaled by 1 over it",
-        lambda value, _source: {"model.lora_rank": value, "model.lora_alpha": 1},
-    ),
-    "train_tokens": Counterpart(("model.train_tokens",), "as token=expression", _tokens),
-}  # fmt: skip
-
+# By the name that foreign.yaml has for it: (value, Source) -> the value of the one key, a tuple of those of all, or
+# values by key where not all keys are meant.
+_MAKERS: dict[str, Callable[[Any, Source], Any]] = {
+    "adaptive": lambda value, _: "adaptive" if value else "p2",
+    "attention": lambda value, _: [one.replace(".attn", "attention") for one in value],
+    "average": lambda value, _: (value, 0.995) if value else value,
+    "bottleneck": lambda value, _: value or "effnet",
+    "both": lambda value, _: (value, value),
+    "cascade folder": _folder("checkpoint_path", "experiment_id"),
+    "filter": lambda _, source: control_filter(source.values),
+    "filters": lambda value, _: json.dumps(value, ensure_ascii=False),
+    "learning rate": lambda value, source: source.first("lr_scheduler.params.learning_rate", default=value),
+    "newest": lambda value, _: 1 if value else None,
+    "parts": _parts,
+    "precision": _precision,
+    "rank": lambda value, _: (value, 1),
+    "ratios": lambda value, _: ("ratios", [str(ratio) for ratio in value]),
+    "reporters": lambda *_: ["visualdl", "wandb"],
+    "run folder": _folder("experiment.log_dir", "experiment.project", "experiment.name"),
+    "schedule": _schedule,
+    "share of batch": _share_of_batch,
+    "sharding": lambda value, _: "stage2" if value else "",
+    "stage": _stage,
+    "tokens": lambda value, _: [token if start is None else f"{token}={start}" for token, start in value],
+    "unet": _unet,
+    "warmup": lambda value, _: (value, "constant_with_warmup"),
+}
 _FAMILIES = {"open-diffusion": {"family": "stable_diffusion"}}
 
 
-def _with_plain(system: str, made: dict[str, Counterpart]) -> dict[str, Counterpart]:
-    """A system's whole table: what is made, and what foreign.yaml says."""
-    plain = yaml.safe_load(_PLAIN.read_text(encoding="utf-8"))[system]
-    same = {key: [one] if isinstance(one, str) else one for key, one in plain["same"].items()}
-    return (
-        made
-        | {key: Counterpart((ours,), *note) for key, (ours, *note) in same.items()}
-        | {key: Counterpart(note=reason) for key, reason in plain["none"].items()}
-    )
+def _read_table(made: dict, same: dict, none: dict) -> dict[str, Counterpart]:
+    """A system's table in foreign.yaml."""
+    found = {key: Counterpart(tuple(here), note, _MAKERS[by], *more) for key, (by, here, note, *more) in made.items()}
+    for key, stated in same.items():
+        here, *note = [stated] if isinstance(stated, str) else stated
+        found[key] = Counterpart((here,), *note)
+    return found | {key: Counterpart(note=reason) for key, reason in none.items()}
 
 
-SYSTEMS = {
-    "open-diffusion": _with_plain("open-diffusion", _OPEN_DIFFUSION),
-    "Stable Cascade": _with_plain("Stable Cascade", _STABLE_CASCADE),
-}
+_TABLES = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text(encoding="utf-8"))
+SYSTEMS = {system: _read_table(**table) for system, table in _TABLES.items()}

@@ -9,22 +9,20 @@ settings are for.
 """
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..utils import hidden
-from ..utils.errors import ConfigError
-from ..utils.text import did_you_mean, nearest
+from ..utils.errors import ConfigError, describe
+from ..utils.files import read_given_text
+from ..utils.text import did_you_mean, nearest, note_hidden
 from ..utils.variables import read
-from .option import REQUIRED, Option, check_value
-from .presets import PRESETS_DIR, list_presets, preset_path
-from .yaml_file import OUT_OF_BOUNDS, for_yaml, read_yaml, readable
+from .option import REQUIRED, Option, Schema, check_value
 
+PRESETS_DIR = Path(__file__).parent / "presets"  # one YAML file each; the comment on its first line describes it
 BASE = "base"  # the key that names what a file builds on
 MISSING = "???"  # a value that must be given
-
-OptionsByKey = dict[str, Option]
 
 
 @dataclass(frozen=True)
@@ -54,17 +52,23 @@ class Setting:
     written: str | None = None
 
 
-def preset_layers(name: str) -> list[Layer]:
-    """The layers of a preset, the weakest first. Raises ConfigError with the nearest name."""
-    return _file_layers(preset_path(name))
-
-
 def file_layers(path) -> list[Layer]:
     """The layers of a file and of what it builds on, the weakest first. Raises ConfigError."""
-    return _file_layers(Path(path))
+    layers, chain, path = [], [], Path(path)
+    while path is not None:
+        chain.append(path)
+        if path.resolve() in [one.resolve() for one in chain[:-1]]:
+            raise ConfigError(f"{BASE}: goes round in a circle: {' -> '.join(map(str, chain))}; remove one of them")
+        values, lines = read_yaml(path)
+        where = f"{path}:{lines.get(BASE)}: {BASE}"
+        base = values.pop(BASE, None)
+        is_preset = path.parent == PRESETS_DIR
+        layers.insert(0, Layer(f"preset {path.stem}" if is_preset else str(path), values, lines))
+        path = None if base is None else _find_base(base, path, where)
+    return layers
 
 
-def override_layer(words: list[str], schema: OptionsByKey) -> Layer:
+def override_layer(words: list[str], schema: Schema) -> Layer:
     """The layer of words such as data.resolution=512: text as it is, anything else in YAML's spelling."""
     values = {}
     for word in words:
@@ -76,7 +80,7 @@ def override_layer(words: list[str], schema: OptionsByKey) -> Layer:
     return Layer("override", values)
 
 
-def flag_layer(given: dict[str, object], schema: OptionsByKey) -> Layer:
+def flag_layer(given: dict[str, object], schema: Schema) -> Layer:
     """The layer of flags, by the options' names."""
     keys = {stated.name: key for key, stated in schema.items()}
     return Layer("flag", {keys[name]: value for name, value in given.items()}, is_literal=True)
@@ -93,13 +97,11 @@ def where_of(layers: list[Layer], key: str) -> str:
 
 
 def load(
-    layers: list[Layer], schema: OptionsByKey, defaults: dict[str, object], keep_missing: bool = False
+    layers: list[Layer], schema: Schema, defaults: dict[str, object], keep_missing: bool = False
 ) -> dict[str, Setting]:
-    """Every setting of the schema by key, from `layers`, the weakest first. `defaults`: by key, of every option.
-
-    Raises ConfigError for an unknown key, a value that is missing, cannot be resolved, or is not what the option takes.
-    With `keep_missing`, one that is missing, or refers to one, is `???`.
-    """
+    """Every setting of the schema by key, from `layers`, the weakest first. `defaults`: by key, of every option. Raises
+    ConfigError for an unknown key, a value that is missing, cannot be resolved, or is not what the option takes. With
+    `keep_missing`, one that is missing, or refers to one, is `???`."""
     for layer in layers:
         _refuse_unknown(layer, schema)
     source = {key: layer for layer in layers for key in layer.values if key in schema}
@@ -133,34 +135,12 @@ def _resolve(key: str, stated: Option, layer: Layer, resolver: "_Resolver", keep
     if variables and isinstance(value, str):
         value = _read_text(stated, value, where)
     if isinstance(value, str | list) and stated.type is str and not stated.choices:
-        _hide(value, variables)
+        words = value if isinstance(value, list) else []  # of a list, some may be cut out of a variable's text
+        said = [(text, name) for name, text in variables.items()]
+        said += [(word, name) for word in words for text, name in said if isinstance(word, str) and word in text]
+        for text, name in said:
+            note_hidden(text, f"${{oc.env:{name}}}")
     return Setting(check_value(stated, value, where), _origin(layer, key), raw if variables else None)
-
-
-def _hide(value, variables: dict[str, str]) -> None:
-    """Note the variables' texts, and words of a list that were cut out of one."""
-    for name, text in variables.items():
-        hidden.note(text, f"${{oc.env:{name}}}")
-    for word in value if isinstance(value, list) else ():
-        for name, text in variables.items():
-            if isinstance(word, str) and word != text and word in text:
-                hidden.note(word, f"${{oc.env:{name}}}")
-
-
-def _file_layers(path: Path) -> list[Layer]:
-    layers, chain = [], []
-    while path is not None:
-        chain.append(path)
-        if path.resolve() in [one.resolve() for one in chain[:-1]]:
-            raise ConfigError(f"{BASE}: goes round in a circle: {' -> '.join(map(str, chain))}; remove one of them")
-        found = read_yaml(path)
-        values = dict(found.values)
-        where = f"{path}:{found.lines.get(BASE)}: {BASE}"
-        base = values.pop(BASE, None)
-        is_preset = path.parent == PRESETS_DIR
-        layers.insert(0, Layer(f"preset {path.stem}" if is_preset else str(path), values, found.lines))
-        path = None if base is None else _find_base(base, path, where)
-    return layers
 
 
 def _find_base(base, path: Path, where: str) -> Path:
@@ -177,7 +157,7 @@ def _find_base(base, path: Path, where: str) -> Path:
     return preset_path(base)
 
 
-def _refuse_unknown(layer: Layer, schema: OptionsByKey) -> None:
+def _refuse_unknown(layer: Layer, schema: Schema) -> None:
     sections = {key.partition(".")[0] for key in schema if "." in key}
     for key, value in layer.values.items():
         if key in schema or (key in sections and value is None):
@@ -189,12 +169,12 @@ def _refuse_unknown(layer: Layer, schema: OptionsByKey) -> None:
         raise ConfigError(f"{layer.where(key)} is not known; {_suggest(key, schema)}")
 
 
-def _known(section: str, schema: OptionsByKey) -> str:
+def _known(section: str, schema: Schema) -> str:
     names = [key.partition(".")[2] for key in schema if key.startswith(f"{section}.")]
     return f"known: {', '.join(names)}"
 
 
-def _suggest(key: str, schema: OptionsByKey) -> str:
+def _suggest(key: str, schema: Schema) -> str:
     section, _, name = key.rpartition(".")
     for known, stated in schema.items():
         if name == known.rpartition(".")[2]:
@@ -213,7 +193,7 @@ def _suggest(key: str, schema: OptionsByKey) -> str:
     return _known(section, schema) if beside else f"sections: {', '.join(_sections(schema))}"
 
 
-def _sections(schema: OptionsByKey) -> list[str]:
+def _sections(schema: Schema) -> list[str]:
     return list(dict.fromkeys(key.partition(".")[0] for key in schema))
 
 
@@ -250,13 +230,16 @@ def _read_text(stated: Option, text: str, where: str):
 
 def escape(value):
     """A value in which OmegaConf finds nothing to resolve."""
-    if isinstance(value, list):
-        return [escape(one) for one in value]
-    if isinstance(value, dict):
-        return {name: escape(one) for name, one in value.items()}
-    if not isinstance(value, str):
-        return None if value is REQUIRED else value
-    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    return None if value is REQUIRED else map_text(value, lambda text: re.sub(r"(\\*)\$\{", r"\1\1\\${", text))
+
+
+def tree_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by key as sections of values; plain keys stay beside the sections."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    return tree
 
 
 class _Resolver:
@@ -269,24 +252,14 @@ class _Resolver:
         from omegaconf.resolvers import oc
 
         self._raw, self._asked = raw, {}
-        tree = {}
-        for key, value in raw.items():
-            section, _, name = key.rpartition(".")
-            (tree.setdefault(section, {}) if section else tree)[name] = self._watched(value)
-        self._config = OmegaConf.create(tree)
+        watched = map_text(raw, lambda text: self._ENVIRONMENT.sub("${ppldm.env:", text))
+        self._config = OmegaConf.create(tree_of(watched))
 
         def look(name, *default):
             self._asked[name] = read(name)
             return oc.env(name, *default)
 
         OmegaConf.register_resolver("ppldm.env", look, replace=True)
-
-    def _watched(self, value):
-        if isinstance(value, list):
-            return [self._watched(one) for one in value]
-        if isinstance(value, dict):
-            return {name: self._watched(one) for name, one in value.items()}
-        return self._ENVIRONMENT.sub("${ppldm.env:", value) if isinstance(value, str) else value
 
     def resolve(self, key: str, where: str) -> tuple[object, dict[str, str]]:
         """(value, what the environment said, by variable); MISSING for what refers to one. Raises ConfigError."""
@@ -306,3 +279,104 @@ class _Resolver:
                 "write ${section.name} of another key, or ${oc.env:NAME,default}"
             ) from error
         return value, dict(self._asked)
+
+
+def list_presets() -> dict[str, str]:
+    """The description of each preset, in one line, by name."""
+    paths = sorted(PRESETS_DIR.glob("*.yaml"))
+    return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in paths}
+
+
+def preset_path(name: str) -> Path:
+    """The file of a preset. Raises ConfigError with the nearest name."""
+    if name not in list_presets():
+        raise ConfigError(f"--preset {name} is not known; {did_you_mean(name, list_presets())}")
+    return PRESETS_DIR / f"{name}.yaml"
+
+
+# Bytes of a file's name that are not UTF-8 are lone surrogates in Python, which YAML does not take: characters of a
+# private plane stand for them there.
+_TO_YAML = {0xDC00 + byte: 0x10FE00 + byte for byte in range(0x80, 0x100)}
+_FROM_YAML = {there: here for here, there in _TO_YAML.items()}
+
+
+def map_text(value, change: Callable[[str], str]):
+    """A value, or a list or mapping of them, in which all text is changed."""
+    if isinstance(value, list | tuple):
+        return [map_text(one, change) for one in value]
+    if isinstance(value, dict):
+        return {name: map_text(one, change) for name, one in value.items()}
+    return change(value) if isinstance(value, str) else value
+
+
+def for_yaml(value):
+    """A value, or a list or mapping of them, as YAML takes it."""
+    return map_text(value, lambda text: text.translate(_TO_YAML))
+
+
+# What is raised for what is no value of its kind (`!!int x`), nested too deeply, or a number of thousands of digits.
+OUT_OF_BOUNDS = (ValueError, KeyError, AttributeError, TypeError, RecursionError)
+
+
+def readable(found):
+    """The inverse of `for_yaml`. Raises one of OUT_OF_BOUNDS for a number that cannot be written again."""
+    str(found)
+    return map_text(found, lambda text: text.translate(_FROM_YAML))
+
+
+def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """(the values of a file, unresolved, and their lines from 1), by key: there are plain keys (`family: ldm`) and
+    sections of settings. An empty section is a plain key of None. Raises ConfigError with file, line and reason."""
+    try:
+        text = read_given_text(path)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); save it as UTF-8") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror}); name a YAML file") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The same of a text; `name` stands for it in errors."""
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{name} holds no settings; write lines such as `name: value`")
+        found = OmegaConf.to_container(OmegaConf.create(text))  # refuses duplicate keys and endless aliases
+        values = readable(found)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{name}{line}: not YAML: {error.problem}; correct that line") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: not YAML: {' '.join(str(error).split())}") from error
+    except OmegaConfBaseException as error:  # a key that is not text, or `${` without `}`
+        key = getattr(error, "full_key", None)
+        raise ConfigError(f"{name}: {f'{key}: ' if key else ''}{str(error).splitlines()[0]}; correct it") from error
+    except OUT_OF_BOUNDS as error:
+        raise ConfigError(f"{name}: not YAML that can be read: {describe(error)}; correct it") from error
+    return _flatten(root, values, name)
+
+
+def _flatten(root, values: dict, name: str) -> tuple[dict, dict]:
+    found, lines = {}, {}
+    for key_node, node in root.value:
+        line, key = key_node.start_mark.line + 1, key_node.value
+        if key not in values:
+            raise ConfigError(f"{name}:{line}: the key {key} is not text; put it in quotes, or correct it")
+        if "." in key:
+            section, _, inner = key.partition(".")
+            raise ConfigError(f"{name}:{line}: {key} is written in two lines: `{section}:`, and below it `{inner}:`")
+        value = values[key]
+        if not isinstance(value, dict) or not value:
+            found[key], lines[key] = None if value == {} else value, line
+            continue
+        below = {one.value: one.start_mark.line + 1 for one, _ in node.value}
+        for inner, one in value.items():
+            found[f"{key}.{inner}"] = one
+            lines[f"{key}.{inner}"] = below.get(inner, line)
+    return found, lines

@@ -1,5 +1,4 @@
-"""The configs of networks that come with the package, networks/*.json, what a flag means that names one, and which of
-them published models have."""
+"""The configs of networks that come with the package, networks/*.json, and which of them published models have."""
 
 from pathlib import Path
 
@@ -15,11 +14,8 @@ def list_network_files() -> list[str]:
 
 
 def find_network_file(value, flag: str = "") -> Path:
-    """The file that `flag` means by `value`: the path of one, or the name of one of the package's configs.
-
-    `examples/config/NAME.json`, where they lay before, stands for the name wherever no such file is there. Raises
-    ConfigError where nothing is found.
-    """
+    """The file that `flag` means by `value`: a path, or the name of one of the package's configs, which
+    `examples/config/NAME.json`, where they lay before, stands for too. Raises ConfigError."""
     path = Path(value).expanduser()
     if path.is_file():
         return path
@@ -42,6 +38,9 @@ KNOWN_MODELS = {
 DEFAULT_MODEL = "CompVis/ldm_laion400M_pretrain"
 DEFAULT_VAE = "CompVis/stable-diffusion-v1-4/vae"
 DEFAULT_TOKENIZER = "bert-base-uncased"
+# What captions are padded with, by the name of a tokenizer of CLIP's that needs no folder: Stable Diffusion 1.x; 2.x.
+END = "<|endoftext|>"
+CLIP_PADDING = {"clip": END, "open-clip": "!"}
 
 # The networks of published models whose shapes are known without a download, as configs of the package by component.
 _SD1 = {"vae": "vae_kl_f8", "text_encoder": "clip_vit_l", "unet": "unet_sd1"}
@@ -52,7 +51,7 @@ _NETWORKS = {
     "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l", "image_encoder": "image_encoder_vit_l"},
     "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": {"text_encoder": "clip_vit_bigg"},
     "stabilityai/stable-cascade-prior": {
-        **{"text_encoder": "clip_vit_bigg", "image_encoder": "image_encoder_vit_l", "prior": "cascade_c_3b"},
+        **{"text_encoder": "clip_vit_bigg", "image_encoder": "image_encoder_vit_l", "prior": "cascade_c_3b"}
     },
     "stabilityai/stable-cascade-prior/prior_lite": {"prior": "cascade_c_1b"},
     "stabilityai/stable-cascade": {"text_encoder": "clip_vit_bigg", "vqgan": "vqgan_f4", "decoder": "cascade_b_3b"},

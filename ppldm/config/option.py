@@ -1,9 +1,10 @@
-"""One setting, stated once: a field of a group of settings that knows all facts about itself.
+"""One setting, stated once: a field of a group of settings that knows all facts about itself; and flags made from it.
 
 `option` makes the field, `options` lists those of a group by name. Flags, YAML keys, help, docs and checks are made
-from these facts; a setting is written down nowhere else.
+from these facts. An unknown flag is an error that names the nearest; help shows values as one types them.
 """
 
+import argparse
 import dataclasses
 import functools
 import math
@@ -11,6 +12,8 @@ import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Annotated, Any
 
 from ..utils.errors import ConfigError
 from ..utils.text import nearest
@@ -19,6 +22,7 @@ SCRIPTS = ("trainer", "loop")  # under PaddleNLP's Trainer, and the hand-written
 REQUIRED = dataclasses.MISSING  # the default of an option that must be given
 
 _TRUE, _FALSE = ("yes", "true", "t", "y", "1"), ("no", "false", "f", "n", "0")
+PLACEHOLDERS: dict[Any, str] = {int: "N", float: "X"}  # what stands for a value in help, by its type
 _TYPE_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -33,12 +37,8 @@ class Bounds:
 
     def hold(self, value: float) -> bool:
         """Whether `value` is inside."""
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        is_inside = (self.least is None or value >= self.least) and (self.most is None or value <= self.most)
+        return is_inside and (self.above is None or value > self.above) and (self.below is None or value < self.below)
 
     def __str__(self) -> str:
         """The range in words, as after "must be"."""
@@ -50,6 +50,21 @@ class Bounds:
         words += [f"at most {self.most}"] if self.most is not None else []
         words += [f"below {self.below}"] if self.below is not None else []
         return " and ".join(words)
+
+
+# Kinds of numbers: the type of a setting says its bounds and its unit too, where they are not facts of its own.
+_ABOVE_0, _FROM_0 = Bounds(above=0), Bounds(least=0)
+Positive = Annotated[float, _ABOVE_0]
+NotNegative = Annotated[float, _FROM_0]
+Share = Annotated[float, Bounds(least=0, most=1)]
+SmallShare = Annotated[float, Bounds(least=0, below=1)]
+Count = Annotated[int, _ABOVE_0]
+Pixels = Annotated[int, _ABOVE_0, "pixels"]
+Rows = Annotated[int, _ABOVE_0, "rows"]
+Samples = Annotated[int, _ABOVE_0, "samples"]
+Seconds = Annotated[float, _FROM_0, "seconds"]
+Updates = Annotated[int, _ABOVE_0, "updates"]
+UpdatesOr0 = Annotated[int, _FROM_0, "updates"]
 
 
 @dataclass(frozen=True)
@@ -104,43 +119,13 @@ class Option:
         return list(value) if isinstance(value, list | tuple) else value
 
 
-Schema = dict[str, dict[str, Option]]  # section -> name -> option
+Schema = dict[str, Option]  # by key, such as data.resolution
 
 
-def option(
-    default,
-    help: str,
-    *,
-    choices: tuple = (),
-    bounds: Bounds | None = None,
-    unit: str = "",
-    needs: Needs | None = None,
-    also: tuple[str, ...] = (),
-    opposite: tuple[str, ...] = (),
-    loop_default=REQUIRED,
-    scripts: tuple[str, ...] = SCRIPTS,
-    identity: bool = False,
-    part_of: bool | str = False,
-    section: str = "run",
-    kind: str = "",
-):
-    """The field of a setting. `default`: REQUIRED where it must be given; `loop_default`: the same if omitted."""
-    stated = Option(
-        help=help,
-        default=default,
-        loop_default=default if loop_default is REQUIRED else loop_default,
-        choices=tuple(choices),
-        bounds=bounds,
-        unit=unit,
-        needs=needs,
-        also=also,
-        opposite=opposite,
-        scripts=scripts,
-        identity=identity,
-        part_of=part_of,
-        section=section,
-        kind=kind,
-    )
+def option(default, help: str, *, loop_default=REQUIRED, **facts):
+    """The field of a setting. `default`: REQUIRED where it must be given; `loop_default`: the same if omitted; the
+    other facts are those of `Option`."""
+    stated = Option(help, default, default if loop_default is REQUIRED else loop_default, **facts)
     metadata = {"option": stated}
     if isinstance(default, list | tuple):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -150,7 +135,7 @@ def option(
 @functools.cache
 def options(group: type) -> dict[str, Option]:
     """The options of a dataclass by name, in order."""
-    hints = typing.get_type_hints(group)
+    hints = typing.get_type_hints(group, include_extras=True)
     found = {}
     for field in dataclasses.fields(group):
         if stated := field.metadata.get("option"):
@@ -169,10 +154,8 @@ def identity_of(*groups) -> dict:
 
 
 def check_value(stated: Option, value, where: str = ""):
-    """`value` in the option's type, a whole number for a float as that float, and YAML's `off` as the word.
-
-    Raises ConfigError for what it may not be. `where`: what the value was given as; the flag if omitted.
-    """
+    """`value` in the option's type, a whole number for a float as that float, and YAML's `off` as the word. Raises
+    ConfigError for what it may not be. `where`: what the value was given as; the flag if omitted."""
     where = where or f"--{stated.name}"
     if value is None and stated.may_be_none:
         return None
@@ -238,15 +221,134 @@ def _check_one(stated: Option, value, where: str):
 
 
 def _facts_of(hint) -> dict:
-    """Type, whether a list or a table, whether None may stand for it, of an annotation such as list[str] | None."""
+    """What an annotation such as list[Share] | None says of an option."""
     may_be_none = False
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
         (hint,) = (one for one in typing.get_args(hint) if one is not types.NoneType)
         may_be_none = True
     is_list, is_table = (typing.get_origin(hint) is many for many in (list, dict))
-    return {
-        "type": typing.get_args(hint)[-1] if is_list or is_table else hint,
-        "is_list": is_list,
-        "is_table": is_table,
-        "may_be_none": may_be_none,
-    }
+    kind = typing.get_args(hint)[-1] if is_list or is_table else hint
+    facts = {"is_list": is_list, "is_table": is_table, "may_be_none": may_be_none}
+    for told in getattr(kind, "__metadata__", ()):
+        facts["unit" if isinstance(told, str) else "bounds"] = told
+    return facts | {"type": getattr(kind, "__origin__", kind)}
+
+
+def parse_known_or_suggest(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """`parser.parse_args(argv)`, with argparse's complaints and unknown flags as a one-line ConfigError."""
+    namespace, unknown = parse_known(parser, argv)
+    if unknown:
+        raise ConfigError(explain_unknown(unknown[0], parser))
+    return namespace
+
+
+def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """`parser.parse_known_args(argv)`, with argparse's complaints as a one-line ConfigError. Abbreviated flags are
+    refused: `--max` must not silently mean `--max_steps` today and `--max_samples` tomorrow."""
+    parser.allow_abbrev = False
+    parser.exit_on_error = False
+    parser.error = _raise_config_error  # type: ignore[method-assign]
+    try:
+        return parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error} (`--help` explains every flag)") from error
+
+
+def add_options(parser: argparse.ArgumentParser, schema: Schema, usual: dict[str, Any], script: str) -> None:
+    """Give `parser` a flag for each option, in a group for each section; those of another script without help. What is
+    not given is not in the namespace that it makes; `given_options` reads those that are. `usual`: defaults."""
+    for section, members in groupby(schema.values(), key=lambda stated: stated.section):
+        group = parser.add_argument_group(section)
+        for stated in members:
+            _add_option(group, stated, usual[stated.key], script in stated.scripts)
+
+
+def given_options(namespace: argparse.Namespace, schema: Schema) -> dict[str, Any]:
+    """The options that a command line gives, by name: in their types, their ranges not yet checked."""
+    found = {}
+    for stated in schema.values():
+        if hasattr(namespace, stated.name):
+            words = getattr(namespace, stated.name)
+            value = [parse_value(stated, word) for word in words] if stated.is_list else parse_value(stated, words)
+            found[stated.name] = value
+    return found
+
+
+def _add_option(group, stated: Option, default, shown: bool) -> None:
+    flag = f"--{stated.name}"
+    facts: dict[str, Any] = {"dest": stated.name, "default": argparse.SUPPRESS, "metavar": _placeholder(stated)}
+    facts["help"] = _help_of(stated, default).replace("%", "%%") if shown else argparse.SUPPRESS
+    if stated.type is bool:
+        facts |= {"nargs": "?", "const": "true"}
+    elif stated.is_list:
+        facts["nargs"] = "+"
+    group.add_argument(flag, *(f"--{other}" for other in stated.also), **facts)
+    for other in stated.opposite:
+        facts |= {"help": f"The opposite of {flag}." if shown else argparse.SUPPRESS, "type": negate}
+        group.add_argument(f"--{other}", **facts)
+    if stated.type is bool and stated.default is True:
+        same = f"The same as {flag} false." if shown else argparse.SUPPRESS
+        facts = {"dest": stated.name, "default": argparse.SUPPRESS, "help": same}
+        group.add_argument(f"--no_{stated.name}", action="store_const", const="false", **facts)
+
+
+def _help_of(stated: Option, default) -> str:
+    """An option's help, with its choices where no placeholder shows them, and its default with its unit."""
+    text = stated.help
+    if stated.choices and _placeholder(stated) == "NAME":
+        text += f" One of {', '.join(stated.choices)}."
+    if default is REQUIRED:
+        return text
+    shown = str(default).lower() if isinstance(default, bool) else format_default(default)
+    return f"{text} (default: {shown}{stated.unit and f' {stated.unit}'})" if shown else text
+
+
+def _placeholder(stated: Option) -> str:
+    if stated.choices:  # argparse would list them behind each spelling
+        return "NAME" if stated.also or stated.is_list else f"{{{','.join(stated.choices)}}}"
+    if stated.type is bool:
+        return "BOOL"
+    if stated.is_table:
+        return f"NAME:{PLACEHOLDERS[stated.type]},..."
+    return PLACEHOLDERS.get(stated.type, "PATH" if stated.kind else "TEXT")
+
+
+def format_default(value) -> str | None:
+    """A default as a user types it; None where there is nothing to show: no value, an empty one, a switch."""
+    if value is None or isinstance(value, bool) or value == argparse.SUPPRESS:
+        return None
+    if isinstance(value, (list, tuple)):
+        return " ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value) or None
+    return f"{value:g}" if isinstance(value, float) else str(value) or None
+
+
+def show_values(parser: argparse.ArgumentParser) -> None:
+    """In the help of a parser of fastcore's: placeholders in place of types, and defaults as a user types them."""
+    for action in parser._actions:
+        if action.option_strings and action.nargs != 0 and not action.choices:
+            named = action.metavar and not action.metavar.startswith("(")
+            action.metavar = action.metavar if named else PLACEHOLDERS.get(action.type, action.dest.upper())
+        if action.help and action.help != argparse.SUPPRESS:
+            shown = format_default(action.default)
+            if action.default is not None and " (default: " in action.help:  # fastcore has added it
+                action.help = action.help.rpartition(" (default: ")[0]
+            action.help += f" (default: {shown})" if shown and action.option_strings else ""
+
+
+def _raise_config_error(message: str):
+    raise ConfigError(f"{message} (`--help` explains every flag)")
+
+
+def explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:
+    """What is wrong with a word that `parser` does not know, with the nearest flag."""
+    if not word.startswith("-"):
+        return f"unexpected argument {word!r}; flags start with --"
+    flag = word.partition("=")[0]
+    name = flag.lstrip("-").replace("-", "_")
+    if any(name == action.dest for action in parser._actions if not action.option_strings):
+        return f"unknown flag {flag}; give only its value, without a flag"
+    shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
+    known = {one.lstrip("-").replace("-", "_"): one for action in shown for one in action.option_strings}
+    near = known.get(nearest(name, known))
+    hint = f"did you mean {near}?" if near else "`--help` lists the known ones"
+    return f"unknown flag {flag}; {hint}"

@@ -4,15 +4,16 @@ The tree has a section for each kind of setting, as YAML files have; `family` is
 """
 
 import re
+from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from types import SimpleNamespace
+from textwrap import wrap
 from typing import Any
 
 from ..utils.errors import PpldmError
 from .data import DataOptions
-from .load import Layer, Setting, load
+from .load import Layer, Setting, escape, file_layers, for_yaml, load, preset_path
 from .option import Option, Schema, options
 from .training import TrainingOptions
 
@@ -28,10 +29,6 @@ class Recipe:
     data: DataOptions
     training: TrainingOptions
     settings: dict[str, Setting] = field(default_factory=dict, compare=False, repr=False)
-
-    def tree(self) -> dict:
-        """Family and sections of plain values, as YAML holds them; `make_recipe` of it is this recipe again."""
-        return {"family": self.family} | sections_of(self.model, self.data, self.training)
 
 
 def sections_of(*groups) -> dict[str, dict]:
@@ -52,34 +49,24 @@ def groups_of(config: type) -> tuple[type, type, type]:
 
 
 def schema_of(config: type) -> Schema:
-    """All options of a family by section, in the order of `SECTIONS`."""
-    found = {section: {} for section in SECTIONS}
-    for group in groups_of(config):
-        for name, stated in options(group).items():
-            found[stated.section][name] = stated
-    return found
+    """All options of a family by key, in the order of `SECTIONS`."""
+    known = [stated for group in groups_of(config) for stated in options(group).values()]
+    return {stated.key: stated for section in SECTIONS for stated in known if stated.section == section}
 
 
-def defaults(config: type, loop: bool) -> dict[str, dict]:
-    """The default of every option, by section; REQUIRED for those that must be given.
-
-    `config.loop_defaults` holds the family's own of the hand-written loop, by name.
-    """
+def defaults(config: type, loop: bool) -> dict[str, Any]:
+    """The default of every option, by key; REQUIRED for those that must be given. `config.loop_defaults` holds the
+    family's own of the hand-written loop, by name."""
     own = getattr(config, "loop_defaults", {}) if loop else {}
-    return {
-        section: {name: own.get(name, stated.default_of(loop)) for name, stated in known.items()}
-        for section, known in schema_of(config).items()
-    }
+    return {key: own.get(stated.name, stated.default_of(loop)) for key, stated in schema_of(config).items()}
 
 
 def merge_settings(layers: list[Layer], loop: bool, config: type, keep_missing: bool = False) -> dict[str, Setting]:
-    """All settings of a recipe by key, from `layers`, the weakest first (`load.load`).
-
-    `loop`: whether the defaults are the hand-written loop's; `config`: the family's settings. Raises ConfigError.
-    """
+    """All settings of a recipe by key, from `layers`, the weakest first (`load.load`). `loop`: whether the defaults are
+    the hand-written loop's; `config`: the family's settings. Raises ConfigError."""
     family = Option("What is trained.", config.family, config.family, name="family", choices=(config.family,))
-    schema = {"family": family} | {one.key: one for known in schema_of(config).values() for one in known.values()}
-    return load(layers, schema, {"family": config.family} | flatten(defaults(config, loop)), keep_missing)
+    usual = {"family": config.family} | defaults(config, loop)
+    return load(layers, {"family": family} | schema_of(config), usual, keep_missing)
 
 
 def recipe_of(settings: dict[str, Setting], config: type) -> Recipe:
@@ -107,31 +94,32 @@ def naming_origins(settings: dict[str, Setting]):
         raise type(error)(f"{origin}: {error}") from error
 
 
-def make_recipe(tree: dict, loop: bool, config: type) -> Recipe:
-    """The recipe of a tree of values, which are taken as they are; the others at their defaults. Raises ConfigError."""
-    return recipe_of(merge_settings([Layer("tree", flatten(tree), is_literal=True)], loop, config), config)
+class _Given:
+    """All settings of a run, and what a family makes of its own, as attributes of one object."""
+
+    def __init__(self, groups):
+        self._groups = groups
+
+    def __getattr__(self, name: str):
+        group = next((one for one in self._groups if hasattr(one, name)), self._groups[-1])
+        return getattr(group, name)
 
 
-def idle_settings(recipe: Recipe, loop: bool) -> list[tuple[Option, str]]:
-    """Settings that do nothing though a flag gives them or they differ from their defaults, each with what stands
-    against it. What only a preset says is nobody's wish."""
-    groups = (recipe.model, recipe.data, recipe.training)
-    given = SimpleNamespace(**{name: value for group in groups for name, value in vars(group).items()})
-    usual = {name: value for known in defaults(type(recipe.model), loop).values() for name, value in known.items()}
-    return [
-        (stated, stated.needs.words)
-        for group in groups
-        for name, stated in options(type(group)).items()
-        if stated.needs
-        and _is_wanted(recipe, stated, getattr(given, name), usual[name])
-        and not stated.needs.met(given)
-    ]
-
-
-def _is_wanted(recipe: Recipe, stated: Option, value, usual) -> bool:
-    origin = recipe.settings[stated.key].origin if stated.key in recipe.settings else "tree"
-    is_typed = origin in ("flag", "override") and value is not False
-    return value is not None and (is_typed or value != usual) and not origin.startswith("preset ")
+def idle_settings(recipe: Recipe, loop: bool) -> list[Option]:
+    """Settings that do nothing though a flag gives them or they differ from their defaults. What only a preset says is
+    nobody's wish."""
+    groups, found = (recipe.model, recipe.data, recipe.training), []
+    given = _Given(groups)
+    usual = defaults(type(recipe.model), loop)
+    for group in groups:
+        for name, stated in options(type(group)).items():
+            value = getattr(group, name)
+            origin = recipe.settings[stated.key].origin if stated.key in recipe.settings else "tree"
+            is_typed = origin in ("flag", "override") and value is not False
+            is_wanted = is_typed or (value != usual[stated.key] and not origin.startswith("preset "))
+            if stated.needs and value is not None and is_wanted and not stated.needs.met(given):
+                found.append(stated)
+    return found
 
 
 def flatten(tree: dict) -> dict:
@@ -144,3 +132,56 @@ def flatten(tree: dict) -> dict:
             else {section: given or None}
         )
     return found
+
+
+RECIPE_FILE = "recipe.yaml"  # in a run's folder, its checkpoints and its export
+
+_ONCE = "run.overwrite_output_dir"  # belongs to one command; who repeats a recipe does not mean to clear its folder
+
+_COMMENT_WIDTH = 110
+
+
+def write_settings(found: dict[str, Setting], origins: bool = False, comments: Mapping[str, str] | None = None) -> str:
+    """YAML of settings by key. `origins`: with a comment on each that says where it came from. comments: by key, above
+    it."""
+    text, section = "", ""
+    for key, setting in sorted(found.items(), key=lambda one: "." in one[0]):  # those of no section come first
+        above, _, name = key.rpartition(".")
+        if above != section:
+            text, section = f"{text}\n{above}:\n", above
+        lines = _value_lines(name, setting)
+        if origins and len(lines) == 1:
+            lines = [f"{lines[0]}  # {setting.origin}"]
+        elif origins:
+            lines = [f"# {setting.origin}", *lines]
+        lines = [f"# {line}" for line in wrap((comments or {}).get(key, ""), _COMMENT_WIDTH)] + lines
+        text += "".join(f"{'  ' if above else ''}{line}\n" for line in lines)
+    return text
+
+
+def preset_recipe(preset: str, config: type, changes: dict, shown: tuple[str, ...] = ()) -> str:
+    """YAML of a recipe that builds on a preset: `changes` by key, and the settings `shown` whatever they are, each
+    under its help. config: the family's settings. Raises ConfigError."""
+    known = schema_of(config)
+    changed = Layer("changes", {"family": config.family, **changes}, is_literal=True)  # type: ignore[attr-defined]
+    layers = [*file_layers(preset_path(preset)), changed]
+    settings = merge_settings(layers, True, config, keep_missing=True)
+    found = {key: settings[key] for key in known if key in changes or key in shown}
+    comments = {key: known[key].help for key in found}
+    return f"base: {preset}\nfamily: {config.family}\n" + write_settings(found, comments=comments)  # type: ignore[attr-defined]
+
+
+def recipe_text(tree: dict, written: dict[str, str], version: str) -> str:
+    """What recipe.yaml holds: a tree of sections; `written`: expressions by key, in place of their values."""
+    found = {key: Setting(value, written=written.get(key)) for key, value in flatten(tree).items() if key != _ONCE}
+    head = f"# All settings of a run of ppldm {version}. `ppldm train --config` of this file repeats it.\n"
+    return head + write_settings(found)
+
+
+def _value_lines(name: str, setting: Setting) -> list[str]:
+    from omegaconf import OmegaConf
+
+    value = for_yaml(setting.value if setting.written is None else setting.written)
+    if setting.written is None:
+        value = escape(value)
+    return OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n").split("\n")

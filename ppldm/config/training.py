@@ -9,13 +9,25 @@ from functools import partial
 from pathlib import Path
 
 from ..utils.errors import ConfigError
-from ..utils.files import cache_dir, local_path
+from ..utils.files import cache_dir, check_address, is_address, local_path
 from ..utils.machine.devices import DEFAULT_DEVICE, DEVICE_HELP
 from ..utils.machine.resources import count_usable_cores
 from ..utils.rng import MAX_SEED
-from ..utils.store.client import check_address, is_address
 from ..utils.text import count_of
-from .option import REQUIRED, Bounds, Needs, option
+from .option import (
+    REQUIRED,
+    Bounds,
+    Needs,
+    NotNegative,
+    Positive,
+    Samples,
+    Seconds,
+    Share,
+    SmallShare,
+    Updates,
+    UpdatesOr0,
+    option,
+)
 
 LR_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
 LARGEST_STD = 0.28  # of an average; at 0.289 it is one of all updates alike
@@ -74,13 +86,8 @@ class TrainingOptions:
         loop_default=23,
         part_of=True,
     )
-    per_device_train_batch_size: int = _batch(
-        8,
-        "Samples that a device takes at a time.",
-        bounds=_ABOVE_0,
-        unit="samples",
-        also=("train_batch_size",),
-        loop_default=6,
+    per_device_train_batch_size: Samples = _batch(
+        8, "Samples that a device takes at a time.", also=("train_batch_size",), loop_default=6
     )
     gradient_accumulation_steps: int = _batch(
         1,
@@ -90,11 +97,8 @@ class TrainingOptions:
         loop_default=10,
         needs=Needs("--global_batch_size", lambda given: given.global_batch_size is None, beside=True),
     )
-    global_batch_size: int | None = _batch(
-        None,
-        "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out.",
-        bounds=_ABOVE_0,
-        unit="samples",
+    global_batch_size: Samples | None = _batch(
+        None, "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out."
     )
     max_steps: int = _length(
         -1,
@@ -118,85 +122,60 @@ class TrainingOptions:
         loop_default=100.0,
         needs=Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True),
     )
-    max_skipped_updates: int = _run(
+    max_skipped_updates: Updates = _run(
         3,
         "Stop after this many updates one after another whose loss or gradient is not finite; fewer are skipped. 1 "
         "stops at the first.",
-        bounds=_ABOVE_0,
-        unit="updates",
     )
-    save_steps: int = _run(
-        500,
-        "Updates between two checkpoints; one more follows the last update.",
-        bounds=_ABOVE_0,
-        unit="updates",
-        loop_default=5000,
+    save_steps: Updates = _run(
+        500, "Updates between two checkpoints; one more follows the last update.", loop_default=5000
     )
     save_total_limit: int | None = _run(
         None, "Keep so many of the newest checkpoints (default: all).", bounds=_NOT_NEGATIVE, unit="checkpoints"
     )
-    backup_every: int = _run(
-        0,
-        "Save after every so many updates too, and never remove those checkpoints; 0: none.",
-        bounds=_NOT_NEGATIVE,
-        unit="updates",
+    backup_every: UpdatesOr0 = _run(
+        0, "Save after every so many updates too, and never remove those checkpoints; 0: none."
     )
 
     use_async_save: bool = _run(
         False, "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
     )
 
-    learning_rate: float = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", bounds=_ABOVE_0)
+    learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.")
     scale_lr: bool = _optimizer(
         False, "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
     )
-    lr_batch_size: int = _optimizer(
-        1, "With --scale_lr: the batch size that the learning rates are meant for.", bounds=_ABOVE_0, unit="samples"
-    )
+    lr_batch_size: Samples = _optimizer(1, "With --scale_lr: the batch size that the learning rates are meant for.")
     lr_scheduler_type: str = _optimizer(
         "constant", "Learning rate schedule, in updates.", choices=LR_SCHEDULES, also=("lr_scheduler",)
     )
-    warmup_steps: int = _optimizer(
-        0,
-        "Updates over which the learning rate rises from 0.",
-        bounds=_NOT_NEGATIVE,
-        unit="updates",
-        also=("lr_warmup_steps",),
+    warmup_steps: UpdatesOr0 = _optimizer(
+        0, "Updates over which the learning rate rises from 0.", also=("lr_warmup_steps",)
     )
-    warmup_ratio: float = _optimizer(
+    warmup_ratio: Share = _optimizer(
         0.0,
         "The same as a share of all updates, where --warmup_steps is 0.",
-        bounds=_SHARE,
         needs=Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True),
     )
-    num_cycles: float = _optimizer(
+    num_cycles: Positive = _optimizer(
         0.5,
         "cosine: waves, of which a half falls to 0 once; cosine_with_restarts: falls, at least 1.",
-        bounds=_ABOVE_0,
         needs=Needs(
             "--lr_scheduler_type cosine or cosine_with_restarts",
             lambda given: given.lr_scheduler_type.startswith("cosine"),
         ),
     )
-    lr_end: float = _optimizer(
-        1e-7, "polynomial: learning rate of the last update.", bounds=_NOT_NEGATIVE, needs=_POLYNOMIAL
-    )
-    power: float = _optimizer(1.0, "polynomial: exponent; 1 is a straight line.", bounds=_ABOVE_0, needs=_POLYNOMIAL)
-    weight_decay: float = _optimizer(
-        0.0,
-        "Weight decay of AdamW, as a share of the learning rate.",
-        bounds=_NOT_NEGATIVE,
-        also=("adam_weight_decay",),
-        loop_default=1e-2,
+    lr_end: NotNegative = _optimizer(1e-7, "polynomial: learning rate of the last update.", needs=_POLYNOMIAL)
+    power: Positive = _optimizer(1.0, "polynomial: exponent; 1 is a straight line.", needs=_POLYNOMIAL)
+    weight_decay: NotNegative = _optimizer(
+        0.0, "Weight decay of AdamW, as a share of the learning rate.", also=("adam_weight_decay",), loop_default=1e-2
     )
     decay_norms_and_biases: bool = _optimizer(
         True, "Weight decay on every parameter, as published; false leaves out norms and biases."
     )
-    adam_beta1: float = _optimizer(0.9, "Decay of AdamW's mean of gradients.", bounds=Bounds(least=0, below=1))
-    adam_beta2: float = _optimizer(
-        0.999, "Decay of AdamW's mean of squared gradients.", bounds=Bounds(least=0, below=1)
-    )
-    adam_epsilon: float = _optimizer(1e-8, "Added to the root of AdamW's mean of squares.", bounds=_NOT_NEGATIVE)
+    adam_beta1: SmallShare = _optimizer(0.9, "Decay of AdamW's mean of gradients.")
+    adam_beta2: SmallShare = _optimizer(0.999, "Decay of AdamW's mean of squared gradients.")
+    adam_epsilon: NotNegative = _optimizer(1e-8, "Added to the root of AdamW's mean of squares.")
     max_grad_norm: float = _optimizer(-1.0, "Clip the gradient's global norm to this; 0 or less: no clipping.")
 
     device: str = _compute(DEFAULT_DEVICE, f"What to compute on: {DEVICE_HELP}.", kind="device")
@@ -217,10 +196,9 @@ class TrainingOptions:
         choices=("O1", "O2"),
         needs=_MIXED,
     )
-    scale_loss: float = _compute(
+    scale_loss: Positive = _compute(
         32768.0,
         "With --fp16: factor on the loss to begin with; halved when a gradient overflows.",
-        bounds=_ABOVE_0,
         needs=Needs("--fp16", lambda given: given.fp16),
     )
     amp_custom_white_list: list[str] | None = _compute(
@@ -248,24 +226,16 @@ class TrainingOptions:
         "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same results to "
         "the bit; stage2: and the gradients of its share only, once it has gone back.",
     )
-    check_ranks_every: int = _compute(
-        500,
-        "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none.",
-        bounds=_NOT_NEGATIVE,
-        unit="updates",
+    check_ranks_every: UpdatesOr0 = _compute(
+        500, "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none."
     )
-    data_timeout: float = _compute(
-        600.0,
-        "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever.",
-        bounds=_NOT_NEGATIVE,
-        unit="seconds",
+    data_timeout: Seconds = _compute(
+        600.0, "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."
     )
-    rank_timeout: float = _compute(
+    rank_timeout: Seconds = _compute(
         1800.0,
         "Seconds that a rank may wait for the others, as while one saves, before the run ends with an error that names "
         "who is late; 0: for ever.",
-        bounds=_NOT_NEGATIVE,
-        unit="seconds",
     )
     ddp_find_unused_parameters: bool | None = _compute(
         None, "Several ranks: look for parameters without a gradient at each update (slower).", scripts=("trainer",)
@@ -276,9 +246,7 @@ class TrainingOptions:
     )
     skip_profile_timer: bool = _compute(True, "PaddleNLP's own timers stay off.", scripts=("trainer",))
 
-    logging_steps: int = _logging(
-        500, "Updates between two lines of the metrics.", bounds=_ABOVE_0, unit="updates", loop_default=50
-    )
+    logging_steps: Updates = _logging(500, "Updates between two lines of the metrics.", loop_default=50)
     logging_dir: str | None = _logging(
         None, "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder).", kind="path"
     )

@@ -2,17 +2,14 @@
 
 A sample has an array for each of the model's `inputs` (`ppldm.data.inputs`), and
 
-    row_ids          int64 []               the number of the row used, among all rows, selected or not; it differs from
-                                            the row asked for where that one was bad
-    checksums        int64 []               CRC-32 of what was read and not drawn: the row's number, pixels and tokens;
-                                            not the pixels where latents are cached, for then only some rows have any
-    skipped          list of str            the reasons why rows before it were not
+    row_ids          int64 []        the number of the row used, among all rows, selected or not
+    checksums        int64 []        CRC-32 of what was read and not drawn: the row's number, pixels and tokens; not the
+                                     pixels where latents are cached, for then only some rows have any
+    skipped          list of str     the reasons why rows before it were not used
 
-A bad row is replaced by the next good one of its own list and shape, in their order of that epoch
-(`ppldm.data.order.groups.make_successors`), so that the stand-in too is a function of (seed, epoch, row). All draws
-come from `make_rng(seed, stream, epoch, row)` with the row asked for, so that a bad row changes no number but its own
-pixels and caption. `row` is its number among all rows, so that a row is cropped, noised and so on alike whatever else
-is selected.
+A bad row is replaced by the next good one of its own list and shape in that epoch (`order.Successors`). All draws come
+from `make_rng(seed, stream, epoch, row)` with the row asked for, `row` being its number among all rows, so that a bad
+row changes no number but its own pixels and caption, and a row is drawn alike whatever else is selected.
 """
 
 from collections.abc import Iterator
@@ -26,16 +23,14 @@ from isal import isal_zlib
 
 from ..utils.errors import ConfigError, DataError, PpldmError, RowError, describe
 from ..utils.rng import Generators, Stream
-from .filelist import Source
-from .fingerprint import Fingerprint, take_fingerprint
+from .filelist import Fingerprint, Source, take_fingerprint
+from .formats.open import OpenParts, count_open_parts
 from .formats.row import BadRows, Row
-from .formats.rows import Rows
-from .images.crop import CropRule, DrawnCrop
-from .inputs import Control, Input, Moments, Pixels, Sizes, TextEmbeddings, Tokens, Uncached, count_bytes
-from .levels import Level, Strata
-from .open_parts import OpenParts, count_open_parts
-from .order.groups import BucketIndex, make_successors
+from .images import CropRule, DrawnCrop, place_crop
+from .inputs import Control, Input, Moments, Pixels, Sizes, Strata, TextEmbeddings, Tokens, Uncached, count_bytes
+from .order import Successors
 from .select.selection import Selection, select_rows
+from .shapes import BucketIndex
 from .text.captions import CaptionRule
 from .text.tokenizer import CaptionTokenizer
 
@@ -49,12 +44,7 @@ class Pictures:
     control: None where a batch has no control images."""
 
     def __init__(
-        self,
-        count: int,
-        size: tuple[int, int],
-        moments: Moments | None = None,
-        whole: bool = False,
-        control: Control | None = None,
+        self, count: int, size: tuple[int, int], moments: Moments | None, whole: bool, control: Control | None
     ):
         # Memory that is not written to takes none.
         self.pixels = (np.zeros if whole else np.empty)((count, *Pixels().shape(*size)), dtype=np.uint8)
@@ -64,14 +54,13 @@ class Pictures:
         self.sizes = np.zeros((count, 6), np.int64)  # `inputs.Sizes`
         self.control = None if control is None else np.empty((count, *control.shape(*size)), dtype=np.uint8)
 
-    def put_moments(self, place: int, moments: np.ndarray) -> None:
-        """Of the row at `place` in the batch."""
-        self._moments[place] = moments
+    def note(self, place: int, moments: np.ndarray | None, key: tuple[int, int, int]) -> None:
+        """The row at `place` in the batch has moments, or pixels. key: its part, its number in that, its variant."""
         self._uncached.pop(place, None)
-
-    def note_pixels(self, place: int, key: tuple[int, int, int]) -> None:
-        """The row at `place` has pixels. key: its part, its number in that, its variant."""
-        self._uncached[place] = key
+        if moments is None:
+            self._uncached[place] = key
+        else:
+            self._moments[place] = moments
 
     def array(self, wanted: Pixels | Moments | Uncached | Control) -> np.ndarray | None:
         """The array of an input; None where the batch has none."""
@@ -90,15 +79,11 @@ class Pictures:
 
 
 class TextImageDataset:
-    """The selected rows of all sources, in order: source by source, part by part. `len()` is how many.
-
-    selection: which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a
-    side, or of the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them.
-    captions, crops: what of a row's texts and image a sample has. latents: which cached ones serve, for sources that
-    ask for them. embeddings: which cached ones serve; None: a batch has none. `list_sizes`,
-    `weights`, `buckets`: the rows and weights of the sources and the shapes of rows, None where all are squares, as
-    `make_order` takes them. Raises PartError, ConfigError.
-    """
+    """The selected rows of all sources, in order: source by source, part by part. `len()` is how many. selection:
+    which; None for all. inputs: what a batch holds of them, by name; of pictures of `resolution` pixels a side, or of
+    the selection's shapes, of which a batch has one. tokenizer: may be None without `Tokens` among them. latents,
+    embeddings: which cached ones serve, for sources that ask for them. `list_sizes`, `weights`, `buckets`: as
+    `order.Mix` takes them. Raises PartError, ConfigError."""
 
     def __init__(
         self,
@@ -124,7 +109,7 @@ class TextImageDataset:
         shaped = self.selection.buckets
         self.buckets = BucketIndex(shaped.shapes, shaped.codes, self.list_sizes) if shaped else None
         self._shapes = shaped.shapes if shaped else [(resolution, resolution)]
-        self._successors = make_successors(self.list_sizes, self.weights, seed, self.buckets)
+        self._successors = Successors(self.list_sizes, self.weights, seed, self.buckets)
         bounds = self.selection.part_bounds
         rows_of_parts = self.buckets.count_between(bounds) if self.buckets else np.diff(bounds)
         parts = [(path, source) for source in sources for path in source.parts]
@@ -166,8 +151,8 @@ class TextImageDataset:
     def read_row(self, row: int) -> Row:
         """Row number `row` of all rows, selected or not. Raises RowError, DataError."""
         with self._naming(row):
-            part, number = self._locate(row)
-            return part.read(number)
+            part, number = self._number_in_part(row)
+            return self._parts[part].read(number)
 
     def find_row(self, row: int) -> tuple[Path, int]:
         """The part of row number `row`, and its number in that."""
@@ -181,7 +166,7 @@ class TextImageDataset:
 
     def spread(self, count: int) -> list[int]:
         """At most `count` places, evenly spread over all."""
-        return spread(len(self), count)
+        return sorted(set(np.linspace(0, len(self) - 1, min(count, len(self))).astype(int).tolist()))
 
     def shape(self, place: int) -> tuple[int, int]:
         """(height, width) of the pictures of a place, in pixels."""
@@ -222,14 +207,12 @@ class TextImageDataset:
                     batch[name] = array
             elif isinstance(wanted, Sizes):
                 batch[name] = wanted.forget(made.sizes, keys, generators)
-            elif isinstance(wanted, Level):
-                batch[name] = wanted.draw(keys, generators, strata)
             elif isinstance(wanted, Tokens):
                 batch[name] = self.tokenizer.encode(captions)
             elif isinstance(wanted, TextEmbeddings):
                 batch[name] = np.stack(embeddings)
             else:
-                batch[name] = wanted.draw(keys, shape, generators, batch)
+                batch[name] = wanted.draw(keys, shape, generators, batch, strata)
         batch["checksums"] = self._checksums(batch)
         return batch
 
@@ -244,11 +227,6 @@ class TextImageDataset:
         """A place, and what may stand in for it, which takes longer to find than the sample."""
         yield place
         yield from self._successors.after(epoch, place)
-
-    def _locate(self, row: int) -> tuple[Rows, int]:
-        """The part of a row, and the row's number in it."""
-        part, number = self._number_in_part(row)
-        return self._parts[part], number
 
     def _number_in_part(self, row: int) -> tuple[int, int]:
         """(number of a row's part, the row's number in it)."""
@@ -281,11 +259,10 @@ class TextImageDataset:
         with self._naming(row):
             part, number = self._number_in_part(row)
             variant, corner = self.crops.variant(crop), None
-            if found := self.latents and self.latents.read(part, number, variant, made.size):
-                loaded, moments = found
-                made.put_moments(place_in_batch, moments)
-            else:
-                made.note_pixels(place_in_batch, (part, number, variant))
+            found = self.latents and self.latents.read(part, number, variant, made.size)
+            made.note(place_in_batch, found[1] if found else None, (part, number, variant))
+            if found:
+                loaded = found[0]
             if not found or self._control:
                 # Beside moments the picture is there for its control image alone.
                 pixels = np.empty_like(made.pixels[0]) if found else made.pixels[place_in_batch]
@@ -294,7 +271,7 @@ class TextImageDataset:
                 made.sizes[place_in_batch] = self._measure(part, number, crop, corner, made.size)
             try:
                 if self._control:
-                    from .control.cut import Cut, make_control
+                    from .control import Cut, make_control
 
                     cut, draws = Cut(size, corner, crop.mirrored), generator(Stream.CONTROL)
                     control = make_control(self._control.filter, loaded, pixels, cut, self.crops, draws)
@@ -314,11 +291,10 @@ class TextImageDataset:
         picture = int(rows.heights[number]), int(rows.widths[number])
         if not all(picture):
             return (0,) * 6
-        return (
-            *picture,
-            *(corner if self.crops.smart else self.crops.find_place(crop, number, picture, shape)),
-            *shape,
-        )
+        if not self.crops.smart:
+            drawn = self.crops.find_corner(crop, number)
+            _, corner = place_crop(picture, shape, self.crops.fraction, drawn)
+        return (*picture, *corner, *shape)
 
     def _load_pixels(
         self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray
@@ -347,8 +323,3 @@ class TextImageDataset:
 
 def _find(kind: type, inputs: dict[str, Input]) -> Input | None:
     return next((one for one in inputs.values() if isinstance(one, kind)), None)
-
-
-def spread(num_rows: int, count: int) -> list[int]:
-    """At most `count` row numbers, evenly spread."""
-    return sorted(set(np.linspace(0, num_rows - 1, min(count, num_rows)).astype(int).tolist()))

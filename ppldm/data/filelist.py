@@ -1,43 +1,45 @@
 """Filelists name part files, one a line; filelist lists name filelists, `path [weight] [key=value …]` a line.
 
+A file whose name ends in `.list`, or all of whose lines name `.filelist` files, is a filelist list; every other file is
+a filelist. A folder in their place stands for the one filelist list in it, or in its folder `data`, or else for what it
+holds (`parts_of_folder`).
+
 Blank lines and lines that start with # are skipped. `~` and environment variables are expanded, then `*`, `?`, `[...]`
 and `**` to the names that are there, sorted, without indexes; a path that is there as it is written is taken so. A
 relative path is taken from the folder of the file that names it, or else, where nothing is there, from the working
-directory.
+directory. In `format=folder` a line names a folder with all below it that hold pictures and have no line of their own.
+A line may be the address of a store (`utils.store`): its part has a path like others, and comes here when it is opened.
 
-A filelist may be at the address of a store, and any may name such addresses (`utils.store`); relative ones are taken
-beside the file that names them, at its address. What is named so has a path like other parts, and comes to this machine
-when it is opened.
+Weights count only where every line has one. Options: `layout=`, the column order of part files, or `control` of any
+format (`formats.layouts`); `format=`, of FORMATS; `latents=`, of LATENTS; `idx_to_prompt=` (or `class_mapping=`), for
+WebDataset shards of classes: a JSON file {class number: caption}. Layout and latents are the caller's where a line does
+not say them.
 
-In `format=folder` a line names a folder with all that are below it and hold pictures, but for those that have lines of
-their own.
-
-Weights count only where every line has one; a list in which some have is an error. Of a pattern, each filelist has the
-weight and the options of the line. Known options: `layout=NAME`, the column order of part files, or `control` of any
-format (`formats.layouts`); lists without it have the one that the caller says. `format=`, one of FORMATS. `latents=`,
-one of LATENTS, whether rows are trained on as cached latents; lists without it as the caller says. `idx_to_prompt=`
-(or `class_mapping=`), for WebDataset shards of classes: a JSON file {class number: caption}.
-
-Which of the two a file is: a file whose name ends in `.list` is a filelist list, and so is one all of whose lines
-name `.filelist` files. Every other file is a filelist. A folder in their place stands for the one filelist list in it,
-or in its folder `data`, or else for what it holds (`parts_of_folder`).
+A `Fingerprint` says what the rows of a run are: the contents of its parts in their order, and the options by which they
+are read. A part is known by its rows, its bytes and their CRC-32, as its index states them, and not by its name, so
+that files may be moved. Of folders of pictures and CSV tables the names of pictures are known, and not their bytes.
 """
 
 import glob
+import gzip
+import json
 import math
 import os
 import re
-from collections.abc import Iterable
+import zlib
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from ..config.data import LATENTS
+from ..utils.checksums import digest_of
 from ..utils.errors import FilelistError, StoreError
-from ..utils.files import read_given_text, write_text
+from ..utils.files import check_address, is_address, read_given_text, write_text
 from ..utils.processes.workers import map_in_threads
-from ..utils.store import client
 from ..utils.store.cache import address_of, bring, in_store, place_of
-from .formats.folder_names import entries_of, picture_folders
+from ..utils.text import hide
 from .formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, FORMATS, LAYOUTS, get_layout
 
 _CHOICES = {"layout": LAYOUTS, "format": FORMATS, "latents": LATENTS}
@@ -48,25 +50,13 @@ _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
 
 @dataclass(frozen=True)
-class WeightedFilelist:
-    """One line of a filelist list. `weight` is None throughout a list without weights."""
-
-    path: Path
-    weight: float | None = None
-    layout: str = DEFAULT_LAYOUT
-    format: str = "part"
-    idx_to_prompt: Path | None = None
-    latents: str = "off"
-    latents_dir: Path | None = None
-
-
-@dataclass(frozen=True)
 class Source:
-    """A filelist with what it names: the existing part files, in the order of its lines. Of cached latents the parts
-    need not exist. latents_dir: where latents lie; None: beside their part."""
+    """A filelist, as a line of a list names it, with the parts that it names, in order. Of cached latents these need
+    not exist. weight: None throughout a list without weights. latents_dir: where latents lie; None: beside their
+    part."""
 
     path: Path
-    parts: tuple[Path, ...]
+    parts: tuple[Path, ...] = ()
     weight: float | None = None
     layout: str = DEFAULT_LAYOUT
     format: str = "part"
@@ -80,41 +70,41 @@ class Source:
 
 
 def read_sources(
-    path,
-    layout: str = DEFAULT_LAYOUT,
-    must_exist: bool = True,
-    latents: str = "off",
-    latents_dir: Path | None = None,
+    path, layout: str = DEFAULT_LAYOUT, must_exist: bool = True, latents: str = "off", latents_dir: Path | None = None
 ) -> list[Source]:
-    """What `--file_list` names: a filelist list, one filelist, or a folder (see the rules above).
-
-    `layout`, `latents`: of lists that say none.
-
-    Raises FilelistError for a file that is missing, empty or malformed, a part that is named twice, or missing and
-    `must_exist`; ConfigError for an unknown `layout`.
-    """
-    path = place_of(path) if client.is_address(path) else Path(path)
+    """What `--file_list` names: a filelist list, one filelist, or a folder (see the rules above). `layout`, `latents`:
+    of lists that say none. Raises FilelistError for a file that is missing, empty or malformed, a part that is named
+    twice, or missing and `must_exist`; ConfigError for an unknown `layout`."""
+    path = place_of(path) if is_address(path) else Path(path)
     get_layout(layout)
     known = {"layout": layout, "latents": latents}
     if not in_store(path) and path.is_dir():
         path = list_of_folder(path) or path
     if not in_store(path) and path.is_dir():
         format = parts_of_folder(path)[0]
-        layout = layout if format == "part" or layout == CONTROL_LAYOUT else DEFAULT_LAYOUT
-        lists = [WeightedFilelist(path, **known | {"layout": layout, "format": format})]
+        lists = [Source(path, **known | {"layout": _layout_of(format, layout), "format": format})]
     else:
-        lists = read_filelist_list(path, **known) if _is_filelist_list(path) else [WeightedFilelist(path, **known)]
-    lists, named_by = [replace(item, latents_dir=latents_dir) for item in lists], {}
+        is_list = path.suffix == ".list" or all(
+            text.split()[0].endswith(".filelist") for _, text in _read_entries(path, _PARTS)
+        )
+        lists = read_filelist_list(path, **known) if is_list else [Source(path, **known)]
+    named_by: dict[str, str] = {}
     parts = [list(_checked_parts(item, named_by, must_exist)) for item in lists]
-    named = frozenset(named_by)
     return [
-        Source(parts=tuple(_below(own, named) if item.format == "folder" else own), **vars(item))
+        replace(item, parts=tuple(_below(own, named_by) if item.format == "folder" else own), latents_dir=latents_dir)
         for item, own in zip(lists, parts, strict=True)
     ]
 
 
-def _below(folders: list[Path], named: frozenset[str]) -> list[Path]:
+def _layout_of(format: str, layout: str) -> str:
+    """The caller's layout, where it is not an order of columns, which only parts have."""
+    return layout if format == "part" or layout == CONTROL_LAYOUT else DEFAULT_LAYOUT
+
+
+def _below(folders: list[Path], named: Collection[str]) -> list[Path]:
     """Folders, and those below them that hold pictures and have no line of their own. Raises FilelistError."""
+    from .formats.folder import picture_folders
+
     found = []
     for folder in folders:
         try:
@@ -141,6 +131,8 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
     """(format, parts) of a folder without a list: part files, tars, parquet files, shards of MDS, metadata.csv, or
     pictures with captions in files beside them, in another table or in their names, the first of these that it has.
     Raises FilelistError."""
+    from .formats.folder import entries_of, picture_folders
+
     names = sorted(name for name, is_folder in entries_of(folder) if not is_folder and not name.endswith(BESIDE_PARTS))
     for format, kind in FORMATS.items():
         if found := [folder / name for name in names if kind.is_name(name)]:
@@ -152,13 +144,7 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
     raise FilelistError(f"{folder} holds neither parts nor pictures; name another folder, or a text file of parts")
 
 
-def read_filelist(path) -> list[Path]:
-    """The parts that a filelist names, resolved but not checked for being there. Raises FilelistError."""
-    path = Path(path)
-    return [part for _, part in _read_parts(path)]
-
-
-def read_filelist_list(path, **known: str) -> list[WeightedFilelist]:
+def read_filelist_list(path, **known: str) -> list[Source]:
     """The filelists that a filelist list names, with weights and options; `known` of lines that do not say them. Raises
     FilelistError."""
     path = Path(path)
@@ -167,22 +153,20 @@ def read_filelist_list(path, **known: str) -> list[WeightedFilelist]:
         for number, text in _read_entries(path, "filelists, one a line")
         for item in _parse_list_line(text, path, number, known)
     ]
-    entries, items = [line[:2] for line in lines], [item for _, _, item in lines]
-    weighted = [item.weight is not None for item in items]
-    if any(weighted) and not all(weighted):
-        number, text = entries[weighted.index(False)]
-        raise FilelistError(
-            f"{path} line {number}: {text!r} has no weight, while other lines have one; weigh every line or none"
-        )
-    if all(weighted) and sum(item.weight for item in items) <= 0:
-        raise FilelistError(f"{path}: all weights are 0; give at least one line a positive weight")
-    for (number, _), item in zip(entries, items, strict=True):
+    is_weighted = any(item.weight is not None for _, _, item in lines)
+    for number, text, item in lines:
+        if is_weighted and item.weight is None:
+            raise FilelistError(
+                f"{path} line {number}: {text!r} has no weight, while other lines have one; weigh every line or none"
+            )
         if not (in_store(item.path) or item.path.is_file()):
             raise FilelistError(
                 f"{path} line {number}: no such filelist {item.path}; correct the path (relative ones are taken from "
                 f"{path.parent.resolve()}, then from {Path.cwd()})"
             )
-    return items
+    if is_weighted and not any(item.weight for _, _, item in lines):
+        raise FilelistError(f"{path}: all weights are 0; give at least one line a positive weight")
+    return [item for _, _, item in lines]
 
 
 def write_filelist(path, names: Iterable) -> None:
@@ -202,26 +186,6 @@ def list_parts(folder) -> list[str]:
     if not parts:
         raise FilelistError(f"no part files (part-*) in {folder}; name the folder that holds them")
     return parts
-
-
-def number_parts(pattern: str, num_parts: int) -> list[str]:
-    """`pattern`, with a field such as `{:05}`, for the numbers from 0 to num_parts - 1. Raises FilelistError."""
-    try:
-        names = [pattern.format(number) for number in range(num_parts)]
-    except (IndexError, KeyError, ValueError) as error:
-        raise FilelistError(
-            f"cannot number the parts by {pattern!r} ({error}); write it as in part-{{:05}}.gz"
-        ) from error
-    if len(set(names)) < num_parts:
-        raise FilelistError(f"{pattern!r} gives all parts the same name; give it a number field, as in part-{{:05}}.gz")
-    return names
-
-
-def _is_filelist_list(path: Path) -> bool:
-    if path.suffix == ".list":
-        return True
-    entries = _read_entries(path, _PARTS)
-    return all(text.split()[0].endswith(".filelist") for _, text in entries)
 
 
 def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
@@ -251,35 +215,37 @@ def _read_parts(path: Path) -> list[tuple[int, Path]]:
         return [*enumerate(parts_of_folder(path)[1], start=1)]
     entries = _read_entries(path, _PARTS)
     urls = [url for _, text in entries if (url := _address(text, path)) and "*" not in url]
-    client.survey(urls)
+    if urls:
+        from ..utils.store.client import survey
+
+        survey(urls)
     return [(number, part) for number, text in entries for part in _expand(text, path, number)]
 
 
 def _address(text: str, named_in: Path) -> str | None:
     """The address that a line names; None for a path of this machine."""
     text = os.path.expandvars(os.path.expanduser(text))
-    if client.is_address(text):
-        return client.check_address(text)
+    if is_address(text):
+        return check_address(text)
     if in_store(named_in) and not os.path.isabs(text):
         return f"{address_of(named_in).rpartition('/')[0]}/{os.path.normpath(text)}"
     return None
 
 
-def _expand_address(url: str, where: str) -> list[Path]:
-    try:
-        urls = client.expand(url) if "*" in url else [url]
-        places = [place_of(one) for one in urls if not one.endswith(BESIDE_PARTS)]
-    except StoreError as error:
-        raise FilelistError(f"{where}: {error}") from error
-    if not places:
-        raise FilelistError(f"{where}: nothing is named {url}; correct or delete the line")
-    return places
-
-
 def _expand(text: str, named_in: Path, number: int) -> list[Path]:
     """The path that a line names, or those that its pattern stands for. Raises FilelistError where there are none."""
+    where = f"{named_in} line {number}"
     if url := _address(text, named_in):
-        return _expand_address(url, f"{named_in} line {number}")
+        from ..utils.store import client
+
+        try:
+            urls = client.expand(url) if "*" in url else [url]
+            places = [place_of(one) for one in urls if not one.endswith(BESIDE_PARTS)]
+        except StoreError as error:
+            raise FilelistError(f"{where}: {error}") from error
+        if not places:
+            raise FilelistError(f"{where}: nothing is named {url}; correct or delete the line")
+        return places
     path = Path(os.path.expandvars(os.path.expanduser(text)))
     beside = named_in.parent / path
     if beside.exists() or not glob.has_magic(str(path)):
@@ -289,43 +255,24 @@ def _expand(text: str, named_in: Path, number: int) -> list[Path]:
         found = sorted(name for name in glob.glob(pattern, recursive=True) if not name.endswith(BESIDE_PARTS))
         if found:
             return [Path(name) for name in found]
-    raise FilelistError(f"{named_in} line {number}: nothing is named {beside}; correct or delete the line")
+    raise FilelistError(f"{where}: nothing is named {beside}; correct or delete the line")
 
 
-def _parse_list_line(text: str, path: Path, number: int, known: dict[str, str]) -> list[WeightedFilelist]:
+def _parse_list_line(text: str, path: Path, number: int, known: dict[str, str]) -> list[Source]:
     """Options, then the weight, are taken from the right; what remains is the path, spaces and all."""
-    options = {}
-    while (word := _last_word(text)) and (option := _OPTION.fullmatch(word)):
+    words, options, weight = text.split(), {}, None
+    while len(words) > 1 and (option := _OPTION.fullmatch(words[-1])):
         options[option["key"]] = option["value"]
-        text = text[: -len(word)].rstrip()
-    weight = None
-    if (word := _last_word(text)) and _is_number(word):
-        weight = float(word)
-        text = text[: -len(word)].rstrip()
+        text = text[: -len(words.pop())].rstrip()
+    with suppress(ValueError):
+        weight = float(words[-1]) if len(words) > 1 else None
+    if weight is not None:
+        text = text[: -len(words[-1])].rstrip()
         if not (math.isfinite(weight) and weight >= 0):
-            raise FilelistError(f"{path} line {number}: the weight {word} is not a number of 0 or more")
+            raise FilelistError(f"{path} line {number}: the weight {words[-1]} is not a number of 0 or more")
     settings = known | _check_options(options, path, number)
-    if settings.get("format", "part") != "part" and settings.get("layout") != CONTROL_LAYOUT:
-        settings["layout"] = DEFAULT_LAYOUT  # the caller's is an order of columns, which only parts have
-    return [WeightedFilelist(item, weight, **settings) for item in _expand(text, path, number)]
-
-
-def _is_file(path: Path) -> bool:
-    return in_store(path) or path.is_file()
-
-
-def _last_word(text: str) -> str | None:
-    """The last of several words; None where there is but one, which is the path."""
-    words = text.split()
-    return words[-1] if len(words) > 1 else None
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+    settings["layout"] = _layout_of(settings.get("format", "part"), settings.get("layout", DEFAULT_LAYOUT))
+    return [Source(item, weight=weight, **settings) for item in _expand(text, path, number)]
 
 
 def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
@@ -348,15 +295,15 @@ def _check_options(options: dict[str, str], path: Path, number: int) -> dict:
     return checked
 
 
-def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist: bool):
+def _checked_parts(item: Source, named_by: dict[str, str], must_exist: bool):
     """The parts of a filelist; `named_by` remembers over several filelists who named which part."""
-    filelist = item.path
-    what, look = ("folder", Path.is_dir) if item.format == "folder" else ("file", _is_file)
-    must_exist &= item.latents != "cached"
-    named = _read_parts(filelist)
-    there = (
-        map_in_threads(look, [part for _, part in named], "looking for parts") if must_exist else [True] * len(named)
-    )
+    filelist, named = item.path, _read_parts(item.path)
+    what, look = "file", lambda path: in_store(path) or path.is_file()
+    if item.format == "folder":
+        what, look = "folder", Path.is_dir
+    there = [True] * len(named)
+    if must_exist and item.latents != "cached":
+        there = map_in_threads(look, [part for _, part in named], "looking for parts")
     for (number, part), is_there in zip(named, there, strict=True):
         where = f"{filelist} line {number}"
         if not is_there:
@@ -374,3 +321,127 @@ def _checked_parts(item: WeightedFilelist, named_by: dict[str, str], must_exist:
         if first != where:
             raise FilelistError(f"{where}: {part} is named a second time, first in {first}; delete one of the lines")
         yield part
+
+
+@dataclass(frozen=True)
+class PartPrint:
+    """A part: its name, only for messages, its rows, and bytes and CRC-32 of the file with the rows."""
+
+    name: str
+    rows: int
+    bytes: int
+    crc32: int
+
+    @property
+    def content(self) -> tuple[int, int, int]:
+        """What tells it from other parts."""
+        return self.rows, self.bytes, self.crc32
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.rows} rows, {self.bytes} bytes, CRC-32 {self.crc32:08x})"
+
+
+@dataclass(frozen=True)
+class ListPrint:
+    """A filelist: its path, only for messages, the options by which its parts are read, and the parts."""
+
+    path: str
+    options: dict[str, str | None]
+    parts: tuple[PartPrint, ...]
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """All rows of a run."""
+
+    lists: tuple[ListPrint, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """32 hexadecimal digits that other data do not have; names and paths are no part of it."""
+        known = [[one.options, [part.content for part in one.parts]] for one in self.lists]
+        return digest_of(known)
+
+    @cached_property
+    def record(self) -> bytes:
+        """What `from_record` takes, about 15 bytes a part; the same data under the same names give the same bytes."""
+        lists = [
+            [hide(one.path), one.options, [[hide(part.name), *part.content] for part in one.parts]]
+            for one in self.lists
+        ]
+        return gzip.compress(json.dumps(lists).encode(), 6, mtime=0)
+
+    @classmethod
+    def from_record(cls, data: bytes) -> "Fingerprint":
+        """The inverse of `record`."""
+        lists = json.loads(gzip.decompress(data))
+        return cls(
+            tuple(ListPrint(path, options, tuple(PartPrint(*part) for part in parts)) for path, options, parts in lists)
+        )
+
+
+def take_fingerprint(sources: list[Source], rows: list[int], contents: list[tuple[int, int]]) -> Fingerprint:
+    """The Fingerprint of sources, of whose parts, one after the other, `rows` and `contents` (bytes, CRC-32) are."""
+    known, lists = zip(rows, contents, strict=True), []
+    for source in sources:
+        parts = []
+        for path, (num_rows, content) in zip(source.parts, known, strict=False):
+            parts.append(PartPrint(path.name, num_rows, *content))
+        lists.append(ListPrint(str(source.path), read_options(source), tuple(parts)))
+    return Fingerprint(tuple(lists))
+
+
+def find_difference(then: Fingerprint, now: Fingerprint) -> str | None:
+    """The first list or part in which `now` is not `then`, and how, in one clause; None where they are the same."""
+    for number, (old, new) in enumerate(zip(then.lists, now.lists, strict=False), 1):
+        for name in sorted(old.options.keys() | new.options.keys()):
+            was, is_now = old.options.get(name), new.options.get(name)
+            if was != is_now:
+                return f"list {number}, {new.path}, was read with {name} {was} and is now with {is_now}"
+        if (found := _find_part(old, new)) is not None:
+            return f"in list {number}, {new.path}, {found}"
+    if len(then.lists) != len(now.lists):
+        longer, what = (now, "was added") if len(now.lists) > len(then.lists) else (then, "is gone")
+        number = min(len(then.lists), len(now.lists))
+        return f"list {number + 1}, {longer.lists[number].path}, {what}"
+    return None
+
+
+def find_same_part(one: Fingerprint, other: Fingerprint) -> tuple[str, str] | None:
+    """The names of a part of each, of which the content is the same, whatever they are called; None without."""
+    seen = {part.content: part.name for part in _parts_of_content(one)}
+    return next(((seen[part.content], part.name) for part in _parts_of_content(other) if part.content in seen), None)
+
+
+def _parts_of_content(fingerprint: Fingerprint):
+    for one in fingerprint.lists:
+        if FORMATS[one.options["format"]].holds_rows:
+            yield from one.parts
+
+
+def _find_part(old: ListPrint, new: ListPrint) -> str | None:
+    before, after = ([part.content for part in one.parts] for one in (old, new))
+    if before == after:
+        return None
+    place = next((i for i, (was, is_now) in enumerate(zip(before, after, strict=False)) if was != is_now), None)
+    if place is None:
+        place = min(len(before), len(after))
+        return f"{new.parts[place]} was added" if len(after) > len(before) else f"{old.parts[place]} is gone"
+    was, is_now = old.parts[place], new.parts[place]
+    if sorted(before) == sorted(after):
+        return f"the parts stand in another order: {is_now} is part {place + 1}, where {was} was"
+    if was.content not in after and is_now.content not in before:
+        return f"part {place + 1} was {was} and is now {is_now}"
+    return f"{was} is gone" if was.content not in after else f"{is_now} was added"
+
+
+def read_options(source: Source) -> dict[str, str | None]:
+    """The options by which the parts of a source are read, as far as they decide captions and pictures."""
+    prompts = None
+    if source.idx_to_prompt is not None:
+        from .formats.tar import read_class_prompts
+
+        table = json.dumps(read_class_prompts(str(source.idx_to_prompt)), sort_keys=True)
+        prompts = f"CRC-32 {zlib.crc32(table.encode()):08x}"
+    layout = source.layout if source.format == "part" or source.layout == CONTROL_LAYOUT else None
+    return {"format": source.format, "layout": layout, "idx_to_prompt": prompts}

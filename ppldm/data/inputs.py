@@ -5,72 +5,88 @@
     Uncached                int64 [4]                          of rows that have pixels where others have moments
     Control(filter)         uint8 [channels, H, W]             the control image of the crop, or the row's second image
     Sizes(drop)             int64 [6]                          of the row's picture, its crop and the sample
-    Tokens(length)          int64 [length]                     of the caption, or of "" where it was dropped
+    Tokens(length)          int64 [length]                     of the caption, cut or padded, or of "" where dropped
     TextEmbeddings(L, D)    float32 [L, D]                     or what a frozen text encoder makes of it, computed ahead
     Uniform(stream)         float32 []                         in [0, 1)
     Integer(stream, below)  int64 []                           0 .. below - 1, equally often
-    Level(stream, below, …) int64 []                           the same by another law (`levels`)
+    Level(stream, below, …) int64 []                           the same by another law
     KeptPatches(side, …)    int64 [K]                          the patches that are not left out, ascending
     Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
     Sum(first, scale, second)                                  first + scale * second; first may name another input
-    Pyramid(normals, stream)                                   normals and coarser ones, of unit variance
+    Pyramid(normals, stream)                                   normals and coarser ones (`utils.rng.pyramid`)
 
 H and W are those of the samples. A batch has pixels or moments; where some of its rows have moments, pixels are only of
-those that have none, M of them, and `Uncached` says which. Without cached latents there are pixels alone, and without
-cached embeddings no `TextEmbeddings`. A control image is made of pixels, with cached latents too. A draw is a function
-of (seed, stream, epoch, row).
+those that have none, and `Uncached` says which. Without cached latents there are pixels alone, and without cached
+embeddings no `TextEmbeddings`. A draw is a function of (seed, stream, epoch, row).
+
+Noise levels may be spread evenly over each global batch: sample i of the B of an update takes u = (i * stride mod B +
+shift) / B, with one `shift` in [0, 1) for the update and a stride that has no divisor in common with B. Each of the B
+equal parts of [0, 1) then has one sample (Kingma et al. 2021, arXiv:2107.00630, appendix I.1), and each rank's or
+micro-batch's samples, which are neighbours, are spread nearly as evenly. i is the sample's place in the update, so that
+ranks, micro-batches, loader processes and resuming change nothing.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream, pyramid
-from .levels import Level
 
 # (stream, (epoch, row)) -> the generator of that purpose
 Generators = Callable[[Stream, tuple[int, int]], np.random.Generator]
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Input:
+    """An array of a batch. `fixed`: the shape of one sample, where it is always the same."""
+
+    dtype: ClassVar[type] = np.float32
+    fixed: ClassVar[tuple[int, ...]] = ()
+
+    def shape(self, height: int, width: int) -> tuple[int, ...]:
+        """Of one sample. Raises ConfigError for sides that cannot be."""
+        return self.fixed
+
+    def draw(
+        self, keys: list, size: tuple[int, int], generators: Generators, made: dict, strata: "Strata | None" = None
+    ) -> np.ndarray:
+        """Of what is drawn and not read: for each of `keys` (epoch, row). made: the inputs before this one. strata:
+        where the samples stand in their update; None: they are of none."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """The crop of the row's picture."""
+class Pixels(Input):
+    dtype = np.uint8
 
-    dtype: ClassVar[type] = np.uint8
-
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
+    def shape(self, height, width):
         return (3, height, width)
 
 
 @dataclass(frozen=True)
-class Moments:
+class Moments(Input):
     """Mean and standard deviation of the autoencoder's posterior of the crop, of `channels` channels, one latent for
     `factor` pixels a side; of rows without, 0."""
 
     channels: int
     factor: int
-    dtype: ClassVar[type] = np.float32
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
+    def shape(self, height, width):
         return (2, self.channels, height // self.factor, width // self.factor)
 
 
 @dataclass(frozen=True)
-class Uncached:
+class Uncached(Input):
     """A row of the batch that has no moments: its place in the batch; its part, its number in that and its variant, by
-    which what is made of its pixels can be kept (`data.cached.run.CachedMoments.keep`)."""
+    which what is made of its pixels can be kept (`CachedMoments.keep`)."""
 
-    dtype: ClassVar[type] = np.int64
-
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
-        return (4,)
+    dtype = np.int64
+    fixed = (4,)
 
 
 class ControlFilter(Protocol):
@@ -83,29 +99,25 @@ class ControlFilter(Protocol):
 
 
 @dataclass(frozen=True)
-class Control:
-    """What `filter` makes of the crop; of `control.filters.RowImage`, the row's second image, cut as the first is."""
+class Control(Input):
+    """What `filter` makes of the crop; of `control.RowImage`, the row's second image, cut as the first is."""
 
     filter: ControlFilter
-    dtype: ClassVar[type] = np.uint8
+    dtype = np.uint8
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
+    def shape(self, height, width):
         return (self.filter.num_channels, height, width)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Input):
     """Pixels: height and width of the row's picture as its index has them, top and left of the crop in the resized
     picture before any mirroring, height and width of the sample. Six zeros where the picture's size is not known, and
     for the share `drop` of all samples."""
 
     drop: float = 0.0
-    dtype: ClassVar[type] = np.int64
-
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
-        return (6,)
+    dtype = np.int64
+    fixed = (6,)
 
     def forget(self, sizes: np.ndarray, keys: list, generators: Generators) -> np.ndarray:
         """`sizes` [B, 6] of samples of `keys` (epoch, row), with those dropped."""
@@ -116,107 +128,122 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """The ids of one of the row's captions, cut or padded to `length`."""
-
+class Tokens(Input):
     length: int
-    dtype: ClassVar[type] = np.int64
+    dtype = np.int64
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
+    def shape(self, height, width):
         return (self.length,)
 
 
 @dataclass(frozen=True)
-class TextEmbeddings:
-    """Hidden states of `width` for each of `length` tokens of the caption that `Tokens` are of."""
-
+class TextEmbeddings(Input):
     length: int
     width: int
-    dtype: ClassVar[type] = np.float32
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
+    def shape(self, height, width):
         return (self.length, self.width)
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """One number."""
-
+class Uniform(Input):
     stream: Stream
-    dtype: ClassVar[type] = np.float32
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
-        return ()
-
-    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
-        """For each of `keys` (epoch, row)."""
+    def draw(self, keys, size, generators, made, strata=None):
         return np.array([generators(self.stream, key).random(dtype=np.float32) for key in keys], dtype=np.float32)
 
 
 @dataclass(frozen=True)
-class Integer:
-    """One of `below` whole numbers: floor(below * u), u uniform."""
-
+class Integer(Input):
     stream: Stream
     below: int
-    dtype: ClassVar[type] = np.int64
+    dtype = np.int64
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
-        return ()
-
-    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
-        """For each of `keys` (epoch, row)."""
+    def draw(self, keys, size, generators, made, strata=None):
         return np.array([int(generators(self.stream, key).random() * self.below) for key in keys], dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class KeptPatches:
+class Strata:
+    """Where a micro-batch's samples stand: from place `first` on among the `size` of update `step`, counted from 0."""
+
+    step: int
+    first: int
+    size: int
+
+    def uniform(self, count: int, shift: float) -> np.ndarray:
+        """[count] float64 in [0, 1)."""
+        stride = max(1, round(self.size * _GOLDEN))
+        while math.gcd(stride, self.size) != 1:
+            stride += 1
+        places = np.arange(self.first, self.first + count) * stride % self.size
+        return np.minimum((places + shift) / self.size, np.nextafter(1.0, 0.0))
+
+
+@dataclass(frozen=True)
+class Level(Input):
+    """One of `below` noise levels: floor(below * u), or with `logit` (mean, standard deviation) floor(below *
+    sigmoid(n)) of a normal n, the inverse of u: levels as Esser et al. 2024 draw them (arXiv:2403.03206, section 3.1).
+    u is uniform in [0, 1): of the sample alone, or `stratified`, where it is one of a training's."""
+
+    stream: Stream
+    below: int
+    logit: tuple[float, float] | None = None
+    stratified: bool = False
+    dtype = np.int64
+
+    def draw(self, keys, size, generators, made, strata=None):
+        if self.stratified and strata:
+            shift = generators(Stream.LEVEL_SHIFT, (0, strata.step)).random()
+            uniform = strata.uniform(len(keys), shift)
+        else:
+            uniform = np.array([generators(self.stream, key).random() for key in keys])
+        if self.logit:
+            uniform = np.array([self._logit_normal(u) for u in uniform.tolist()])
+        return np.minimum(uniform * self.below, self.below - 1).astype(np.int64)
+
+    def _logit_normal(self, u: float) -> float:
+        mean, deviation = self.logit
+        normal = mean + deviation * NormalDist().inv_cdf(u) if u > 0 else -math.inf
+        return 1.0 / (1.0 + math.exp(-max(normal, -700.0)))
+
+
+@dataclass(frozen=True)
+class KeptPatches(Input):
     """The numbers, ascending, of the patches of `side` pixels a side, row by row, that are kept where the share
     `masked` of them, rounded down, is left out; any as likely as any other."""
 
     side: int
     masked: float
-    dtype: ClassVar[type] = np.int64
+    dtype = np.int64
 
-    def _count(self, height: int, width: int) -> int:
-        return (height // self.side) * (width // self.side)
-
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
-        count = self._count(height, width)
+    def shape(self, height, width):
+        count = (height // self.side) * (width // self.side)
         return (count - int(count * self.masked),)
 
-    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
-        """For each of `keys` (epoch, row)."""
-        (kept,), count = self.shape(*size), self._count(*size)
+    def draw(self, keys, size, generators, made, strata=None):
+        (kept,), count = self.shape(*size), (size[0] // self.side) * (size[1] // self.side)
         orders = [generators(Stream.PATCH_MASK, key).random(count).argsort(kind="stable") for key in keys]
         return np.sort(np.array(orders, dtype=np.int64).reshape(-1, count)[:, :kept])
 
 
 @dataclass(frozen=True)
-class Normals:
+class Normals(Input):
     """Standard normal numbers on the grid of which one is `factor` pixels a side; None: one for each channel."""
 
     stream: Stream
     channels: int
     factor: int | None = 1
-    dtype: ClassVar[type] = np.float32
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample. Raises ConfigError where a side is not a multiple of the factor."""
+    def shape(self, height, width):
         if self.factor is None:
             return (self.channels, 1, 1)
         if height % self.factor or width % self.factor:
             raise ConfigError(f"pictures of {width} x {height} pixels: the sides must be multiples of {self.factor}")
         return (self.channels, height // self.factor, width // self.factor)
 
-    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
-        """For each of `keys` (epoch, row)."""
-        from .normals import fill_normals
+    def draw(self, keys, size, generators, made, strata=None):
+        from .kernels import fill_normals
 
         normals = np.empty((len(keys), *self.shape(*size)), dtype=np.float32)
         for key, place in zip(keys, normals, strict=True):
@@ -225,60 +252,34 @@ class Normals:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(Input):
     """`first` and `scale` times `second`, which spreads over it. `first`: the name of an input before this one, or a
     draw of its own."""
 
     first: "str | Normals"
     scale: float
     second: Normals
-    dtype: ClassVar[type] = np.float32
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
+    def shape(self, height, width):
         return (self.second if isinstance(self.first, str) else self.first).shape(height, width)
 
-    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
-        """For each of `keys` (epoch, row); `made`: the inputs before this one."""
+    def draw(self, keys, size, generators, made, strata=None):
         named = isinstance(self.first, str)
         first = made[self.first] if named else self.first.draw(keys, size, generators, made)
         return first + np.float32(self.scale) * self.second.draw(keys, size, generators, made)
 
 
 @dataclass(frozen=True)
-class Pyramid:
-    """`utils.rng.pyramid` of `first` and normals of `stream`."""
-
+class Pyramid(Input):
     first: Normals
     stream: Stream
-    dtype: ClassVar[type] = np.float32
 
-    def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Of one sample."""
+    def shape(self, height, width):
         return self.first.shape(height, width)
 
-    def draw(self, keys: list, size: tuple[int, int], generators: Generators, made: dict) -> np.ndarray:
-        """For each of `keys` (epoch, row)."""
+    def draw(self, keys, size, generators, made, strata=None):
         noise = self.first.draw(keys, size, generators, made)
         return np.stack([pyramid(one, generators(self.stream, key)) for key, one in zip(keys, noise, strict=True)])
-
-
-Input = (
-    Pixels
-    | Moments
-    | Uncached
-    | Control
-    | Sizes
-    | Tokens
-    | TextEmbeddings
-    | Uniform
-    | Integer
-    | Level
-    | KeptPatches
-    | Normals
-    | Sum
-    | Pyramid
-)
 
 
 def count_bytes(inputs: dict[str, Input], size: tuple[int, int]) -> int:

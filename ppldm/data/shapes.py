@@ -1,13 +1,10 @@
-"""Aspect-ratio buckets: which shapes the pictures of a run have, and which of them a row gets. Pure; numpy only.
+"""Aspect-ratio buckets: which shapes the pictures of a run have, and which of them a row gets.
 
-A shape is (height, width) in pixels. `make_shapes` lists those that the settings ask for, each of about
-`--resolution`² pixels. A row gets the shape that keeps most of it: resized until it covers the shape, a picture of
-W x H keeps min(W h, H w) / max(W h, H w) of its area in a shape of w x h. Of equals it is the larger shape. A row is
-never enlarged for its shape, unless `enlarge`: then a shape that enlarges it counts only where no other keeps as much.
-What is assigned depends on nothing but the row's size in the index, and the shapes.
-
-A shape with fewer rows than a group is taken off the list, the rarest first, and its rows are assigned among the
-others. So with the shapes that remain, every row has the one that `assign` gives it.
+A shape is (height, width) in pixels, of about `--resolution`² in all. A row gets the shape that keeps most of it:
+resized until it covers the shape, a picture of W x H keeps min(W h, H w) / max(W h, H w) of its area in a shape of w x
+h; of equals it is the larger shape. A row is never enlarged for its shape, unless `enlarge`: then a shape that enlarges
+it counts only where no other keeps as much. The rows of a shape with fewer than a group, the rarest first, are assigned
+among the other shapes.
 """
 
 import re
@@ -16,28 +13,33 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isqrt
+from pathlib import Path
 
 import numpy as np
 
 from ..config.data import DataOptions
 from ..utils.errors import ConfigError
+from ..utils.files import atomic_write
 from ..utils.text import count_of
 
 Shape = tuple[int, int]  # height, width
 
+BUCKETS_FILE = "buckets.png"  # in a run's folder
+_ROW_HEIGHT = 0.28  # inches
 NO_SHAPE = 255  # the code of a row that has none
 TOO_SMALL, UNKNOWN_SIZE = "too small", "size unknown"
 _RATIO_STEP, _STEP = 32, 64  # pixels: those of Stable Cascade's lists of ratios, and of NovelAI's and kohya's of sides
+_BLOCK = 2048  # places
+_BLOCKS_AT_ONCE = 512  # that a look-up has in memory, a byte a place
+_COUNTED_AT_ONCE = 512 * _BLOCK  # places
 _ROWS_AT_ONCE = 1 << 16  # assigned at a time: bounds memory, and stays in the processor's cache
 
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """What decides which shape a row gets.
-
-    enlarge: whether rows may be that are smaller than each shape. group_size: a shape with fewer rows is not used.
-    crop_share: of a picture that `--crop_fraction` leaves; each shape cuts it further.
-    """
+    """What decides which shape a row gets. enlarge: whether rows may be that are smaller than each shape. group_size: a
+    shape with fewer rows is not used. crop_share: of a picture that `--crop_fraction` leaves; each shape cuts it
+    further."""
 
     shapes: tuple[Shape, ...]
     enlarge: bool = False
@@ -47,48 +49,35 @@ class ShapeRule:
     def assign(self, widths: np.ndarray, heights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(code uint8 [n], kept share of its area float64 [n]) of rows by their sides in pixels; NO_SHAPE and 0 where
         no shape will do."""
-        codes = np.full(len(widths), NO_SHAPE, np.uint8)
-        kept = np.zeros(len(widths))
-        for start in range(0, len(widths), _ROWS_AT_ONCE):
-            block = slice(start, start + _ROWS_AT_ONCE)
-            self._assign_block(  # type: ignore[call-arg]
-                *(np.asarray(sides[block], np.int64) for sides in (widths, heights)), codes[block], kept[block]
-            )
-        return codes, kept
-
-    def _assign_block(self, widths, heights, codes, kept) -> None:
+        codes, kept = np.full(len(widths), NO_SHAPE, np.uint8), np.zeros(len(widths))
         by_area = sorted(range(len(self.shapes)), key=lambda code: -self.shapes[code][0] * self.shapes[code][1])
         # Those that enlarge come last and the smallest of them first, so that they win only by what they keep.
-        for code, enlarge in [(code, False) for code in by_area] + [(code, True) for code in by_area[::-1]]:
-            if enlarge and not self.enlarge:
-                break
-            height, width = self.shapes[code]
-            one, other = widths * height, heights * width
-            share = np.minimum(one, other) / np.maximum(np.maximum(one, other), 1)
-            better = share > kept
-            if not enlarge:
-                better &= (widths >= width) & (heights >= height)
-            codes[better], kept[better] = code, share[better]
+        tried = [(code, False) for code in by_area] + [(code, True) for code in by_area[::-1] if self.enlarge]
+        for start in range(0, len(widths), _ROWS_AT_ONCE):
+            block = slice(start, start + _ROWS_AT_ONCE)
+            own_widths, own_heights = np.asarray(widths[block], np.int64), np.asarray(heights[block], np.int64)
+            for code, enlarge in tried:
+                height, width = self.shapes[code]
+                one, other = own_widths * height, own_heights * width
+                share = np.minimum(one, other) / np.maximum(np.maximum(one, other), 1)
+                better = share > kept[block]
+                if not enlarge:
+                    better &= (own_widths >= width) & (own_heights >= height)
+                codes[block][better], kept[block][better] = code, share[better]
+        return codes, kept
 
 
 @dataclass
 class Buckets:
-    """The shapes of a selection's rows. Those without rows are left out.
-
-    codes: uint8 [selected rows], the number of each row's shape. rows, cut: of each shape, how many rows and the mean
-    share of their area that is cut away. merged: shapes that had too few rows, with how many.
-    """
+    """The shapes of a selection's rows, but for those without rows. codes: uint8 [selected rows], the number of each
+    row's shape. rows, cut: of each shape, how many rows and the mean share of their area that is cut away. merged:
+    shapes that had too few rows, with how many."""
 
     shapes: list[Shape]
     codes: np.ndarray
     rows: list[int]
     cut: list[float]
     merged: dict[Shape, int] = field(default_factory=dict)
-
-    @property
-    def mean_cut(self) -> float:
-        """The share of their area that all rows lose, on average."""
-        return float(np.average(self.cut, weights=self.rows))
 
     def report(self) -> dict:
         """JSON-ready."""
@@ -98,7 +87,7 @@ class Buckets:
                 for (height, width), rows, cut in zip(self.shapes, self.rows, self.cut, strict=True)
             ],
             "rows": sum(self.rows),
-            "cut": round(self.mean_cut, 4),
+            "cut": round(float(np.average(self.cut, weights=self.rows)), 4),
             "merged": {f"{width}x{height}": rows for (height, width), rows in self.merged.items()},
         }
 
@@ -172,6 +161,81 @@ class Tally:
         )
 
 
+class BucketIndex:
+    """The shape of every selected row, the place of the i-th row of a shape, and back, at a byte a row.
+
+    Beside the codes lie the counts of each shape before every block of places. They lead to the block, and the block's
+    codes to the place, so that nothing is as long as a list of all places, and a look-up reads one block.
+
+    shapes: (height, width) in pixels of each shape. codes: uint8 [selected rows], the number of a row's shape.
+    list_sizes: selected rows of each list. `sizes`: int64 [lists, shapes], how many rows each list has of each shape.
+    """
+
+    def __init__(self, shapes: list[tuple[int, int]], codes: np.ndarray, list_sizes: list[int]):
+        if sum(list_sizes) != len(codes):
+            raise ValueError(f"{len(codes)} rows have a shape, and the lists have {sum(list_sizes)}")
+        if len(codes) and codes.max() >= len(shapes):
+            raise ValueError(f"a row has shape number {codes.max()} of {len(shapes)} shapes")
+        self.shapes, self.codes = shapes, codes
+        num_whole = len(codes) // _BLOCK
+        self._whole = codes[: num_whole * _BLOCK].reshape(num_whole, _BLOCK)
+        self._last = np.full(_BLOCK, 255, dtype=np.uint8)  # which is no shape's number, there being no more than 255
+        self._last[: len(codes) - num_whole * _BLOCK] = codes[num_whole * _BLOCK :]
+        self._before = _count_before_blocks(codes, len(shapes))
+        self.sizes = self.count_between(np.cumsum([0, *list_sizes]))
+        self._before_lists = (np.cumsum(self.sizes, axis=0) - self.sizes).T
+
+    def shape(self, place: int) -> tuple[int, int]:
+        """(height, width) in pixels."""
+        return self.shapes[self.codes[place]]
+
+    def count_between(self, bounds: np.ndarray) -> np.ndarray:
+        """How many rows of each shape lie between one of the places `bounds`, ascending, and the next. int64
+        [bounds - 1, shapes]."""
+        before = self._before[:, bounds // _BLOCK].T.copy()
+        for counts, place in zip(before, bounds.tolist(), strict=True):
+            counts += np.bincount(self.codes[place // _BLOCK * _BLOCK : place], minlength=len(self.shapes))
+        return np.diff(before, axis=0)
+
+    def places(self, code: int, indices: np.ndarray, list_number: int = 0) -> np.ndarray:
+        """Where the rows of a shape lie, int64 [n]: the indices count them from the first of a list on."""
+        indices = indices + self._before_lists[code, list_number]
+        found = [
+            self._look_up(code, indices[start : start + _BLOCKS_AT_ONCE])
+            for start in range(0, len(indices), _BLOCKS_AT_ONCE)
+        ]
+        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+
+    def index(self, place: int, list_number: int = 0) -> int:
+        """How many rows of the shape of `place` lie before it from the first of a list on: the inverse of `places`."""
+        code, block = int(self.codes[place]), place // _BLOCK
+        in_block = int(np.count_nonzero(self.codes[block * _BLOCK : place] == code))
+        return int(self._before[code, block]) + in_block - int(self._before_lists[code, list_number])
+
+    def _look_up(self, code: int, indices: np.ndarray) -> np.ndarray:
+        before = self._before[code]
+        blocks = np.searchsorted(before, indices, side="right") - 1
+        in_whole = blocks < len(self._whole)
+        codes = np.empty((len(blocks), _BLOCK), dtype=np.uint8)
+        codes[in_whole] = self._whole[blocks[in_whole]]
+        codes[~in_whole] = self._last
+        found = np.flatnonzero(codes == code)
+        firsts = np.searchsorted(found, np.arange(len(blocks)) * _BLOCK)
+        return found[firsts + indices - before[blocks]] % _BLOCK + blocks * _BLOCK
+
+
+def _count_before_blocks(codes: np.ndarray, num_shapes: int) -> np.ndarray:
+    """How many places of each shape lie before each block. int64 [shapes, blocks]."""
+    counts = np.zeros((num_shapes, len(codes) // _BLOCK + 1), dtype=np.int64)
+    for start in range(0, len(codes), _COUNTED_AT_ONCE):
+        some = codes[start : start + _COUNTED_AT_ONCE].astype(np.int64)
+        some += np.arange(len(some)) // _BLOCK * num_shapes
+        num_blocks = -(-len(some) // _BLOCK)
+        table = np.bincount(some, minlength=num_blocks * num_shapes).reshape(num_blocks, num_shapes).T
+        counts[:, start // _BLOCK : start // _BLOCK + num_blocks] = table
+    return np.cumsum(counts, axis=1) - counts
+
+
 def refusals(codes: np.ndarray, widths: np.ndarray, heights: np.ndarray) -> Counter:
     """Why rows have no shape, by reason."""
     unknown = int(((codes == NO_SHAPE) & ((widths <= 0) | (heights <= 0))).sum())
@@ -199,9 +263,8 @@ def make_shapes(data: DataOptions) -> list[Shape] | None:
     if data.buckets == "ratios":
         shapes = shapes_of_ratios(data.resolution, data.bucket_ratios, data.bucket_step or _RATIO_STEP)
     elif data.buckets == "steps":
-        step = data.bucket_step or _STEP
         least, most = data.bucket_min_side or data.resolution // 2, data.bucket_max_side or 2 * data.resolution
-        shapes = shapes_of_steps(data.resolution, step, least, most)
+        shapes = shapes_of_steps(data.resolution, data.bucket_step or _STEP, least, most)
     else:
         shapes = parse_shapes(data.buckets)
     least, most = data.bucket_min_side or 1, data.bucket_max_side or float("inf")
@@ -223,7 +286,12 @@ def shapes_of_ratios(resolution: int, ratios: Iterable[str], step: int) -> list[
     step pixels, d = resolution². As Stable Cascade's training does (its Bucketeer). Raises ConfigError."""
     area, shapes = resolution**2, []
     for text in ratios:
-        ratio = _parse_ratio(text)
+        try:
+            ratio = Fraction(text.replace(":", "/"))
+        except (ValueError, ZeroDivisionError):
+            ratio = Fraction(0)
+        if ratio <= 0:
+            raise ConfigError(f"--bucket_ratios {text} is not a ratio of width to height; write it as 2/3")
         # floor(sqrt(x)) is isqrt(floor(x)), and floor(floor(x) / step) is floor(x / step).
         long, short = (isqrt(int(area * one)) // step * step for one in (1 / ratio, ratio))
         shapes += [(long, short), (short, long)]
@@ -258,11 +326,27 @@ def nearest_to_square(shapes: Iterable[Shape]) -> Shape:
     return min(shapes, key=lambda shape: (Fraction(max(shape), min(shape)), -shape[0] * shape[1]))
 
 
-def _parse_ratio(text: str) -> Fraction:
-    try:
-        ratio = Fraction(text.replace(":", "/"))
-    except (ValueError, ZeroDivisionError):
-        ratio = Fraction(0)
-    if ratio <= 0:
-        raise ConfigError(f"--bucket_ratios {text} is not a ratio of width to height; write it as 2/3")
-    return ratio
+def draw_chart(path: Path, report: dict, skipped: dict[str, int]) -> None:
+    """Write a PNG: a bar of rows for each shape of a report (`Buckets.report`), the tall ones first, darker where more
+    is cut away; below them the rows that are not used, by reason. Raises OutputError."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+    shapes = sorted(report["shapes"], key=lambda one: (one["width"] / one["height"], one["width"]))
+    names = [f"{one['width']} x {one['height']}" for one in shapes] + [f"not used: {reason}" for reason in skipped]
+    rows = [one["rows"] for one in shapes] + list(skipped.values())
+    colours = ScalarMappable(Normalize(0, max(0.5, *(one["cut"] for one in shapes))), "Blues")
+    figure = Figure(figsize=(9, 1.5 + _ROW_HEIGHT * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    filled = [colours.to_rgba(one["cut"]) for one in shapes] + ["#bb3333"] * len(skipped)
+    bars = axis.barh(names, rows, color=filled, edgecolor="#335577")
+    texts = [f"{one['rows']:,}, {one['cut']:.0%} cut away" for one in shapes] + [f"{n:,}" for n in skipped.values()]
+    axis.bar_label(bars, texts, padding=4, fontsize=8)
+    axis.invert_yaxis()
+    axis.margins(x=0.25)
+    axis.set_xlabel("rows")
+    axis.set_title(f"{report['rows']:,} rows by shape, width x height in pixels; {report['cut']:.1%} of them cut away")
+    figure.colorbar(colours, ax=axis, label="share cut away", format=lambda share, _: f"{share:.0%}")
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=100)

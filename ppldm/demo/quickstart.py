@@ -11,14 +11,16 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ..config.flags import parse_known_or_suggest
+from ..config.option import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
-from ..utils.stages import Stage, as_flags, describe, in_processes, run_stages, tell
+from ..utils.stages import Stage, as_flags, describe, in_processes, run_stages, seconds_per_update, tell
 from ..weights.folders import share_trained
 
 STEPS, AUTOENCODER_STEPS = 1200, 2000
+# Preset, loop, global batch.
+_TRAININGS = {"autoencoder": ("autoencoder-tiny-cpu", "hand", 4), "diffusion": ("ldm-tiny-cpu", "trainer", 16)}
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its
 folder is quickstart/ of the clone. Its environment variables: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the
 virtual environment, .venv without it)."""
@@ -28,15 +30,18 @@ def quickstart(argv: list[str]) -> None:
     """Train a small model on demo data, or your own pictures, and draw with it; the first picture in three minutes."""
     arguments = parse_known_or_suggest(make_parser(), argv)
     processes = arguments.processes or count_processes()
-    out = _out_of(arguments)
+    # Of pictures of one's own a folder of their name, so that the demo's models stay.
+    folder = Path(arguments.pictures or "quickstart").expanduser()
+    own = f"{folder.resolve().name}-model" if arguments.pictures else folder
+    out = Path(arguments.out or own).absolute()
     arguments.train_autoencoder |= arguments.autoencoder_steps is not None
     if arguments.pictures:
         from .own_pictures import plan_pictures
 
         names = ("steps", "autoencoder_steps", "resolution", "train_autoencoder")
         wishes = {name: getattr(arguments, name) for name in names}
-        stages, own = plan_pictures(arguments.pictures, out, processes, not arguments.dry_run, **wishes)
-        for line in own:
+        stages, lines = plan_pictures(arguments.pictures, out, processes, not arguments.dry_run, **wishes)
+        for line in lines:
             tell(line)
     elif arguments.resolution:
         raise ConfigError("--resolution is for --pictures; add the folder of pictures, or omit it")
@@ -73,18 +78,11 @@ def describe_further(stages: list[Stage]) -> list[str]:
     ranks = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
     further = words[words.index("train") :] + ("--devices", ",".join(map(str, range(ranks)))) * (ranks > 1)
     further += ("--max_steps", str(2 * updates), "--accept_changes", "max_steps")
-    return [f"train further, to {2 * updates} updates in all: ppldm {shlex.join(further)}"]
-
-
-def _out_of(arguments) -> Path:
-    """OUT, absolute; of pictures of one's own a folder of their name, so that the demo's models stay."""
-    folder = Path(arguments.pictures or "quickstart").expanduser()
-    own = f"{folder.resolve().name}-model" if arguments.pictures else folder
-    return Path(arguments.out or own).absolute()
+    told = f"train further, to {2 * updates} updates in all; the learning rate rises again at first"
+    return [f"{told}: ppldm {shlex.join(further)}"]
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The flags of the command."""
     parser = argparse.ArgumentParser(
         prog="ppldm quickstart",
         description="Draws captioned pictures, trains a small text-to-image model on them, and draws what it makes of "
@@ -119,63 +117,38 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def count_processes() -> int:
-    """On a CPU small networks gain nothing from a second thread, but two processes train twice as fast as one; a GPU
-    takes one process. The global batch is the same for both."""
+    """On a CPU two processes train small networks twice as fast as one, with the same global batch; a GPU takes one."""
     return min(2, count_usable_cores()) if installed_kind().is_cpu else 1
 
 
 def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[Stage]:
-    """The stages data, autoencoder where `autoencoder_steps` is not 0, diffusion, pictures and curve, each of which
-    resumes by itself when the same command runs again. Raises ConfigError."""
+    """The stages data, autoencoder where it has steps, diffusion, pictures and curve, which resume by themselves."""
     if processes not in (1, 2, 4):
         raise ConfigError(f"--processes {processes}: the autoencoder's batch of 4 wants 1, 2 or 4")
     ppldm = ("python", "-m", "ppldm")
+
+    prompts = out / "data/prompts.txt"
+
+    def train(name: str, title: str, updates: int, filelist: str, **flags) -> Stage:
+        preset, loop, batch = _TRAININGS[name]
+        own = as_flags(output_dir=out / name, file_list=out / "data" / filelist, **flags)
+        own += as_flags(per_device_train_batch_size=batch // processes, max_steps=updates)
+        command = train_command(preset, loop, own, processes, out / "log" / name)
+        done = partial(share_trained, out / name, updates)
+        seconds = 20 + seconds_per_update(preset) * updates
+        return Stage(name, f"training the {title}, {updates} updates", command, seconds, done, (), updates)
+
     data = (*ppldm, "demo-data", *as_flags(out=out / "data", subset="quickstart", size=48))
-    drawing = as_flags(
-        model=out / "diffusion/pipeline",
-        prompts=out / "data/prompts.txt",
-        out=out / "pictures",
-        num_samples=4,
-    )
-    generate = (*ppldm, "generate", *drawing)
+    drawing = as_flags(model=out / "diffusion/pipeline", prompts=prompts, out=out / "pictures", num_samples=4)
     curve = (*ppldm, "plot-loss", f"{out}/diffusion", *as_flags(out=out / "pictures/loss.png"))
-    own = autoencoder_command(out, autoencoder_steps, processes) if autoencoder_steps else ()
-    diffusion = diffusion_command(out, steps, processes, out / "autoencoder/vae" if own else None)
-    stages = [
-        Stage("data", "drawing captioned pictures", data, 2),
-        Stage("autoencoder", f"training the autoencoder, {autoencoder_steps} updates", own,
-              20 + 0.17 * autoencoder_steps, partial(share_trained, out / "autoencoder", autoencoder_steps)),
-        Stage("diffusion", f"training the text-to-image model, {steps} updates", diffusion, 20 + 0.27 * steps,
-              partial(share_trained, out / "diffusion", steps), updates=steps),
-        Stage("pictures", "drawing pictures for the prompts", generate, 20),
-        Stage("curve", "drawing the loss curve", curve, 2),
-    ]  # fmt: skip
-    return [stage for stage in stages if stage.command]
-
-
-def autoencoder_command(out: Path, steps: int, processes: int) -> tuple[str, ...]:
-    """The autoencoder's training. Without captions, it may see the pictures that the other model never does."""
-    flags = as_flags(
-        output_dir=out / "autoencoder",
-        file_list=out / "data/autoencoder.filelist.list",
-        per_device_train_batch_size=4 // processes,
-        max_steps=steps,
-    )
-    return train_command("autoencoder-tiny-cpu", "hand", flags, processes, out / "log/autoencoder")
-
-
-def diffusion_command(out: Path, steps: int, processes: int, vae: Path | None) -> tuple[str, ...]:
-    """The text-to-image model's training. vae: the autoencoder's folder; None: as the preset has it."""
-    flags = as_flags(
-        output_dir=out / "diffusion",
-        file_list=out / "data/demo.filelist.list",
-        **({"vae_name_or_path": vae} if vae else {}),
-        tokenizer_name=out / "data/tokenizer",
-        validation_prompts=out / "data/prompts.txt",
-        per_device_train_batch_size=16 // processes,
-        max_steps=steps,
-    )
-    return train_command("ldm-tiny-cpu", "trainer", flags, processes, out / "log/diffusion")
+    stages, vae = [Stage("data", "drawing captioned pictures", data, 2)], {}
+    if autoencoder_steps:  # without captions, it may see the pictures that the other model never does
+        stages.append(train("autoencoder", "autoencoder", autoencoder_steps, "autoencoder.filelist.list"))
+        vae = {"vae_name_or_path": out / "autoencoder/vae"}
+    texts = {"tokenizer_name": out / "data/tokenizer", "validation_prompts": prompts}
+    stages.append(train("diffusion", "text-to-image model", steps, "demo.filelist.list", **vae, **texts))
+    stages.append(Stage("pictures", "drawing pictures for the prompts", (*ppldm, "generate", *drawing), 20))
+    return [*stages, Stage("curve", "drawing the loss curve", curve, 2)]
 
 
 def train_command(preset: str, loop: str, flags: list[str], processes: int, log: Path) -> tuple[str, ...]:

@@ -39,13 +39,12 @@ KEPT = ("guidance_scale", "num_inference_steps", "sampler")  # with a model; eve
 @dataclass(frozen=True)
 class Drawing:
     """sampler: a name of `SAMPLERS`. num_inference_steps: from 1 to as many as the model was trained with.
-    guidance_scale: how strongly to follow the prompt; 1 is not guided. Where one of these three is None, the model's
-    default holds, and where the model names no sampler, ddim, or flow-euler for flow. guidance_rescale: 0 .. 1, how
-    much of the deviation that guidance adds is taken back (Lin et al. 2023, arXiv:2305.08891, section 3.4). eta: 0 ..
-    1, the share of fresh noise of ddim. timestep_spacing: one of `TIMESTEP_SPACINGS`; None: as the model says, or the
-    sampler does. sigma_schedule: one of `SIGMA_SCHEDULES`; None: as in the training. strength: above 0 .. 1, with a
-    picture to begin from: the share of the steps that are taken; 1 keeps hardly anything of the picture.
-    """
+    guidance_scale: how strongly to follow the prompt; 1 is not guided. Where one of these is None, the model's default
+    holds; where it names no sampler, ddim, or flow-euler for flow. guidance_rescale: 0 .. 1, how much of the deviation
+    that guidance adds is taken back (Lin et al. 2023, arXiv:2305.08891, section 3.4). eta: 0 .. 1, the share of fresh
+    noise of ddim. timestep_spacing: one of `TIMESTEP_SPACINGS`; None: as the model says, or the sampler does.
+    sigma_schedule: one of `SIGMA_SCHEDULES`; None: as in the training. strength: above 0 .. 1, with a picture to begin
+    from: the share of the steps that are taken."""
 
     num_inference_steps: int | None = None
     guidance_scale: float | None = None

@@ -25,30 +25,21 @@ def noises(
     stream: Stream = Stream.SAMPLE,
     coarse: bool = False,
 ) -> Iterator[np.ndarray]:
-    """The noises [C, h, w] float32 of picture `index` of `prompt`: the one it starts from, then one for each step.
-
-    A function of (seed, prompt, index) alone: not of batch, guidance scale or process. The prompt enters by its CRC-32.
-    coarse: of the kind of `pyramid`.
-    """
+    """The noises [C, h, w] float32 of picture `index` of `prompt`, which enters by its CRC-32: the one it starts from,
+    then one for each step; whatever batch, guidance scale or process. coarse: of the kind of `pyramid`."""
     rng = make_rng(seed, stream, epoch=zlib.crc32(prompt.encode()), row=index)
     while True:
         normals = rng.standard_normal(shape, dtype=np.float32)
         yield pyramid(normals, rng) if coarse else normals
 
 
-def initial_noise(seed: int, prompt: str, index: int, shape: tuple[int, int, int]) -> np.ndarray:
-    """The noise [C, h, w] float32 that picture `index` of `prompt` starts from: the first of `noises`."""
-    return next(noises(seed, prompt, index, shape))
-
-
 @dataclass(frozen=True)
 class Beginning:
     """A picture that is drawn over, as `Drawing.strength` says: its latents [B, C, h, w] float32, scaled; known [B, 1,
-    h, w] bool: what of it is kept; None: nothing. seen [B, 1 + C, h, w] float32: what a model that `takes_mask` sees
-    of it beside noisy latents: 1 where it is drawn anew and 0 elsewhere, and the latents of the picture with grey in
-    that place. Of other models what is kept is put back after each step with the noise that is due there (Lugmayr et
-    al. 2022, arXiv:2201.09865, without resampling; diffusers' inpainting with such models).
-    """
+    h, w] bool: what of it is kept; None: nothing. seen [B, 1 + C, h, w] float32: what a model that `takes_mask` sees of
+    it beside noisy latents: 1 where it is drawn anew, and the latents of the picture with grey in that place. Of other
+    models what is kept is put back after each step with the noise that is due there (Lugmayr et al. 2022,
+    arXiv:2201.09865, without resampling; diffusers' inpainting with such models)."""
 
     latents: paddle.Tensor
     known: paddle.Tensor | None = None
@@ -70,13 +61,11 @@ def sample_latents(
     """Latents [B, C, h, w] float32 from `noise`, of the same shape, standard normal.
 
     `condition`: what the model makes of the prompts, `model.condition(input_ids)`; `without`: the same of the empty
-    caption, or of what the pictures should not show, of one or of B, which guidance alone needs: that of Ho and
-    Salimans 2022 (arXiv:2207.12598), uncond + guidance_scale (cond - uncond); 1 costs a single pass. `callback`: after
-    each pass through the network, with its number from 1, how many there are, and the latents so far. `next_noise()`
-    gives the noise [B, C, h, w] of each step to a stochastic sampler. `control`: what leads a model that takes it
-    (`networks.denoising`, `lead`). `beginning`: what is drawn over; the same `noise` is then added to it. Raises
-    ConfigError.
-    """
+    caption, or of what the pictures should not show, of one or of B, for guidance (Ho and Salimans 2022,
+    arXiv:2207.12598): uncond + guidance_scale (cond - uncond); 1 costs a single pass. `callback`: after each pass
+    through the network, with its number from 1, how many there are, and the latents so far. `next_noise()` gives the
+    noise of each step to a stochastic sampler. `control`: what leads a model that takes it (`networks.denoising`,
+    `lead`). `beginning`: what is drawn over; the same `noise` is added to it. Raises ConfigError."""
     seen = beginning and beginning.seen
     if model.takes_mask and seen is None:
         raise ConfigError(NEEDS_MASK)
@@ -143,10 +132,8 @@ def to_pictures(pixels) -> np.ndarray:
 
 @paddle.no_grad()
 def draw(model, tokenizer, prompts: list[str], *args, check: bool = True, **settings) -> np.ndarray:
-    """Pictures [B, H, W, 3] uint8 of the arguments of `draw_latents`. The model must be in eval mode.
-
-    `check`: raise ModelError where the sampler ends in values that are not finite; else those pictures are black.
-    """
+    """Pictures [B, H, W, 3] uint8 of the arguments of `draw_latents`. The model must be in eval mode. `check`: raise
+    ModelError where the sampler ends in values that are not finite; else those pictures are black."""
     return decode(model, draw_latents(model, tokenizer, prompts, *args, check=check, **settings), prompts, check)
 
 
@@ -183,11 +170,9 @@ def draw_latents(
     """Latents [B, C, h, w] float32: one for each pair of `prompts` and `indices`, of `shape` (C, h, w).
 
     `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `encode`: what
-    the network takes of texts (`model.condition`), where that is not what the tokenizer and the model make of them.
-    `check`: raise ModelError for latents that are not finite. `noise`: [B, C, h, w] float32, to start from instead of
-    the first of `noises`. `named_by`: texts that the noise is drawn by, instead of the prompts. `stream`: the stream of
-    random numbers of the noise. Further: `sample_latents`.
-    """
+    the network takes of texts, where that is not `model.condition` of what the tokenizer makes of them. `check`: raise
+    ModelError for latents that are not finite. `noise`: to start from instead of the first of `noises`. `named_by`:
+    texts that the noise is drawn by, instead of the prompts. Further: `sample_latents`."""
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
     keys = zip(seeds, named_by or prompts, indices, strict=True)
     streams = [noises(*key, shape, stream, model.coarse_noise) for key in keys]

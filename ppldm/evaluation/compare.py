@@ -2,12 +2,11 @@
 
 Two results may differ in what was evaluated, weights and the pictures that follow from them. All else must be equal:
 FID changes by more with the number of pictures, the filter of a resize or the guidance than with most improvements of a
-model. Two values whose intervals overlap are no difference. That is a careful rule: values whose intervals just touch
-differ at the level of about 99 %, not 95 %.
+model. Two values whose intervals overlap are no difference: a careful rule, at the level of about 99 %, not 95 %.
 
-Results whose pictures were made for the same prompts, from the same seeds, are compared picture by picture instead: no
-difference is where the interval of the difference holds 0. What an easy prompt, or an odd real picture, does to both is
-no part of that interval, so that it sees more. It needs the terms that results keep beside them.
+Results whose pictures were made for the same prompts, from the same seeds, are compared picture by picture instead, by
+the terms that results keep beside them: no difference is where the interval of the difference holds 0. What an easy
+prompt, or an odd real picture, does to both is no part of that interval, so that it sees more.
 """
 
 import numpy as np
@@ -20,9 +19,7 @@ NO_DIFFERENCE = "no difference"
 
 def compare_results(a, b, allow: tuple[str, ...] = ()) -> dict:
     """{"accepted": settings that differ, "metrics": {name: `judge`}, "only": {"a": names, "b": names}} of two `Result`.
-
-    Raises ConfigError for settings that differ and are not in `allow`, naming each, and for an unknown name there.
-    """
+    Raises ConfigError naming each setting that differs and is not in `allow`, and for an unknown name there."""
     common = [name for name in a.metrics if name in b.metrics]
     if not common:
         raise ConfigError("the two results have no metric in common; evaluate both with the same --metrics")
@@ -97,7 +94,6 @@ def judge(a: dict, b: dict, paired: list[np.ndarray] | None = None) -> dict:
 
 
 def describe(report: dict) -> str:
-    """A comparison as a table."""
     lines = [f"a: {report['a']}", f"b: {report['b']}", *(f"accepted: {words}" for words in report["accepted"])]
     width = max(len(name) for name in report["metrics"]) + 2
     for name, found in report["metrics"].items():
@@ -110,7 +106,6 @@ def describe(report: dict) -> str:
 
 
 def show_measured(found: dict) -> str:
-    """A value with its interval."""
     return f"{found['value']:.4g} ({found['low']:.4g} to {found['high']:.4g})"
 
 

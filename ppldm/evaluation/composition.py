@@ -8,25 +8,19 @@ A picture is right or wrong in each attribute that its caption names:
     relation    of the first group to the second, by the mean of their centres; also by each relation's name
     everything  all of these
 
-The objects that were found are given to those of the caption so that most is right, colours, shapes and sizes before
-position and relation. One that is missing is wrong in all of its attributes.
+Objects are given to those of the caption so that most is right, colours, shapes and sizes first; a missing one is wrong
+in all. A share of pictures comes with its 95 % interval (Wilson 1927, doi:10.1080/01621459.1927.10502953), and with
+`chance`: that of pictures graded by the captions of others of their kind, as of a model that does not read.
 
-A share of pictures comes with its 95 % interval (Wilson 1927, doi:10.1080/01621459.1927.10502953), and with `chance`:
-the same share where each picture is graded by the captions of others of the same kind, as a model has it that draws
-such scenes and does not read.
+Objects are found without any network (`find_objects`), in at most 64 x 64 pixels:
 
-Objects are found without any network, by background, connected regions and fitted shapes (`find_objects`):
-
-1. The background is the median of the picture's border; a pixel belongs to an object where any channel differs from it
-   by more than half of the least contrast that objects have.
-2. Connected regions of such pixels are objects; one in which two colours have large shares is cut by colour, and one
-   that falls apart where only its stronger pixels are kept is as many objects, since edges run into each other before
-   objects do. A pixel's colour is judged by the direction in which it leaves the background, which blurring and edges
-   do not change.
-3. Of each region, the share that the object has of every pixel is compared with each shape drawn at several extents and
-   blurred more and less; the nearest in squares is its shape and extent.
-
-Pictures of more than 64 pixels are shrunk to that, which changes nothing that is asked for and takes less time.
+1. The background is the median of the border; a pixel of an object differs from it in a channel by over half of the
+   least contrast that objects have.
+2. Connected regions of such pixels are objects. One with large shares of two colours is cut by colour; one that falls
+   apart where only its stronger pixels are kept is as many objects, since edges run into each other first. Colour is
+   the direction in which a pixel leaves the background, which blur and edges do not change.
+3. The share that an object has of each pixel is compared with each shape at several extents and blurs; the nearest in
+   squares is its shape and extent.
 """
 
 from collections.abc import Sequence
@@ -38,9 +32,8 @@ import numpy as np
 from PIL import Image
 from scipy import ndimage
 
-from ..demo.shapes_world.captions import parse_caption
 from ..demo.shapes_world.draw import EXTENTS, coverage
-from ..demo.shapes_world.grammar import COLOURS, POSITIONS, RELATIONS, SHAPES, Scene, lies
+from ..demo.shapes_world.grammar import COLOURS, POSITIONS, RELATIONS, SHAPES, Scene, lies, parse_caption
 from ..utils.errors import DataError
 
 _MAX_SIDE = 64
@@ -75,8 +68,7 @@ class Found:
 
 
 def find_objects(picture: np.ndarray) -> list[Found]:
-    """The objects of a picture, uint8 [S, S, 3], at most 6, the largest first. Raises DataError for one that is not
-    square."""
+    """The objects of a picture, uint8 [S, S, 3], at most 6, the largest first. Raises DataError if it is not square."""
     if picture.ndim != 3 or picture.shape[0] != picture.shape[1] or picture.shape[2] != 3:
         raise DataError(f"a picture of the shapes world is [S, S, 3] and this is {list(picture.shape)}; draw it square")
     if len(picture) > _MAX_SIDE:
@@ -85,9 +77,12 @@ def find_objects(picture: np.ndarray) -> list[Found]:
     border = np.concatenate([picture[0], picture[-1], picture[:, 0], picture[:, -1]])
     background = np.median(border, axis=0)
     difference = picture - background
-    colours = _directions(background)
+    colours = np.array([*COLOURS.values()]) - background
+    colours /= np.maximum(np.linalg.norm(colours, axis=-1, keepdims=True), 1e-6)
     regions = _find_regions(difference, colours, round(_MIN_AREA * side * side))
-    nearest = _nearest_region(regions, side)
+    if not regions:
+        return []
+    nearest = np.argmin([ndimage.distance_transform_edt(~region) for region in regions], axis=0)
     found = []
     for number, region in enumerate(regions):
         shares = _shares(difference, region, nearest == number)
@@ -99,14 +94,8 @@ def find_objects(picture: np.ndarray) -> list[Found]:
     return found
 
 
-def _directions(background: np.ndarray) -> np.ndarray:
-    """[colours, 3], unit vectors from the background to each colour."""
-    vectors = np.array([*COLOURS.values()]) - background
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-6)
-
-
 def _name_colours(difference: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """The number of the colour that each difference [..., 3] points to."""
+    """The number of the colour that each difference [..., 3] points to. directions: [colours, 3], unit vectors."""
     return (difference @ directions.T).argmax(-1)
 
 
@@ -119,29 +108,18 @@ def _find_regions(difference: np.ndarray, directions: np.ndarray, min_area: int)
         areas = np.bincount(colours[region], minlength=len(COLOURS))
         several = np.flatnonzero(areas >= max(_CUT_SHARE * region.sum(), 2 * min_area))
         if len(several) < 2:
-            regions += _cut_apart(region, difference, min_area)
+            strength = np.abs(difference).max(-1) * region
+            strong = _connected(strength > _STRONG * strength.max(), 2 * min_area)
+            regions += strong if len(strong) > 1 else [region]
         else:
             regions += [part for colour in several for part in _connected(region & (colours == colour), min_area)]
     return sorted(regions, key=np.count_nonzero, reverse=True)[:_MAX_OBJECTS]
-
-
-def _cut_apart(region: np.ndarray, difference: np.ndarray, min_area: int) -> list[np.ndarray]:
-    """The region, or the strong parts that it is made of, where there are several."""
-    strength = np.abs(difference).max(-1) * region
-    parts = _connected(strength > _STRONG * strength.max(), 2 * min_area)
-    return parts if len(parts) > 1 else [region]
 
 
 def _connected(mask: np.ndarray, min_area: int) -> list[np.ndarray]:
     labels, count = ndimage.label(mask)
     masks = (labels == number for number in range(1, count + 1))
     return [region for region in masks if region.sum() >= min_area]
-
-
-def _nearest_region(regions: list[np.ndarray], side: int) -> np.ndarray:
-    """The number of the region that each pixel is nearest to, int [S, S]."""
-    distances = [ndimage.distance_transform_edt(~region) for region in regions]
-    return np.argmin(distances, axis=0) if regions else np.zeros((side, side), int)
 
 
 def _shares(difference: np.ndarray, region: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -155,8 +133,7 @@ def _shares(difference: np.ndarray, region: np.ndarray, own: np.ndarray) -> np.n
 
 
 def _fit_shape(shares: np.ndarray, side: int) -> tuple[str, float, tuple[float, float]]:
-    """(shape, extent, centre), in pixels, of the drawn shape that is nearest to `shares`, [height, width] of a picture
-    of `side` pixels."""
+    """(shape, extent, centre), in pixels, of the drawn shape nearest to `shares`, of a picture of `side` pixels."""
     area = shares.sum()
     y, x = ndimage.center_of_mass(shares)
     x, y = x + 0.5, y + 0.5
@@ -181,13 +158,11 @@ def _moments(shape: str) -> tuple[float, float]:
 
 
 def grade_pictures(pictures: Sequence[np.ndarray], captions: Sequence[str]) -> dict:
-    """Grade pictures, uint8 [S, S, 3], each by its caption in any language of the shapes world.
-
-    {"pictures": N, "scores": [{"split": "seen" or "held_out", "scenes": "single" (one object) or "several",
-    "attribute": one of ATTRIBUTES, "value", "low", "high", "chance": shares in 0 .. 1 (chance is None without others),
-    "pictures": how many have it, "right": of each of these whether it is}]}, without attributes that no caption has.
-    Raises DataError for a caption of no scene, unlike numbers of pictures and captions, or a picture not square.
-    """
+    """{"pictures": N, "scores": [{"split": "seen" or "held_out", "scenes": "single" (one object) or "several",
+    "attribute", "value", "low", "high", "chance" (None without others), "pictures": how many have it, "right": of
+    each whether it is}]} of pictures, uint8 [S, S, 3], by captions of the shapes world, without attributes that no
+    caption has. Raises DataError for a caption of no scene, unlike numbers of pictures and captions, or a picture
+    not square."""
     if len(pictures) != len(captions):
         raise DataError(f"{len(pictures)} pictures and {len(captions)} captions; each picture needs one")
     scenes = [parse_caption(caption) for caption in captions]

@@ -16,12 +16,12 @@ import numpy as np
 from ..data.filelist import read_sources
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import open_part
-from ..data.images.decode import decode_pixels
+from ..data.images import decode_pixels
 from ..utils.entry import entry
 from ..utils.errors import ConfigError, DataError, RowError
 from ..utils.files import atomic_write, local_path, make_output_dir, read_json, write_json
 from ..utils.log import progress
-from ..utils.report import print_report
+from ..utils.text import print_report
 
 _AT_ONCE = 256  # pictures decoded before they go to the network
 

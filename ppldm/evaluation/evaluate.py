@@ -18,12 +18,11 @@ from ..utils.errors import ConfigError
 from ..utils.files import local_path
 from ..utils.log import quiet_libraries
 from ..utils.machine.devices import use_device
-from ..utils.processes.meeting import join_world
-from ..utils.processes.world import World
-from ..utils.report import print_report
+from ..utils.processes.ranks import World, join_world
+from ..utils.text import print_report
 from ..weights.fetch import check_name
+from ..weights.folders import model_in, one_run
 from ..weights.lora.flag import Loras, check_loras
-from ..weights.runs import model_in, one_run
 from .compare import show_measured
 
 _Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "METRIC"}]
@@ -71,7 +70,7 @@ def evaluate(
     """Measure how good a model's pictures are (FID, CLIP score and others), with intervals and all settings."""
     flags = SimpleNamespace(**locals())
     flags.sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
-    flags.lora = check_loras(lora)
+    flags.lora, flags.drawing = check_loras(lora), Drawing(num_inference_steps, guidance_scale[0], flags.sampler)
     _check(flags)
     flags.what = what and str(model_in(local_path(what)))
     flags.watch = watch and str(one_run(watch))
@@ -97,13 +96,9 @@ def _check(flags) -> None:
     if flags.seed < 0:
         raise ConfigError(f"--seed {flags.seed} must not be negative: a result must say which pictures it is of")
     for scale in flags.guidance_scale:
-        check_settings(replace(_drawing(flags), guidance_scale=scale), flags.seed)
+        check_settings(replace(flags.drawing, guidance_scale=scale), flags.seed)
     positive = ("num_samples", "num_real", "resolution", "threads", "batch_size", "every", "poll_seconds")
     require_positive(**{name: getattr(flags, name) for name in positive if getattr(flags, name) is not None})
-
-
-def _drawing(flags) -> Drawing:
-    return Drawing(flags.num_inference_steps, flags.guidance_scale[0], flags.sampler)
 
 
 def _open_job(flags, kind: str):
@@ -115,30 +110,17 @@ def _open_job(flags, kind: str):
     if flags.lora and kind != MODEL:
         raise ConfigError(f"--lora changes a model that draws, and {flags.what} is none; omit it, or name the model")
     wanted, left_out = choose_metrics(flags.metrics, networks, paired=kind == AUTOENCODER)
+    axes, side = {SCALE: list(dict.fromkeys(flags.guidance_scale))}, flags.resolution
+    loading = ("original_config_file", "lora", "tokenizer", "offline", "decoder")
     return Job(
         against=local_path(flags.against),
-        num_real=flags.num_real,
         wanted=wanted,
         left_out=left_out,
-        make_networks=partial(Networks, networks, {"inception": flags.convention}, flags.device, flags.offline),
-        prompts=flags.prompts,
-        num_samples=flags.num_samples,
-        negative_prompt=flags.negative_prompt,
-        drawn=Plan(
-            requests=[],
-            num_samples=0,
-            axes={SCALE: list(dict.fromkeys(flags.guidance_scale))},
-            drawing=_drawing(flags),
-            seed=flags.seed,
-            height=flags.resolution,
-            width=flags.resolution,
-            exact=flags.exact,
-        ),
+        make_networks=partial(Networks, networks, flags.convention, flags.device, flags.offline),
+        drawn=Plan([], 0, axes, flags.drawing, flags.seed, height=side, width=side, exact=flags.exact),
         batch_size=1 if flags.exact else flags.batch_size,
-        loading={
-            name: getattr(flags, name) for name in ("original_config_file", "lora", "tokenizer", "offline", "decoder")
-        },
-        redo=flags.redo,
+        loading={name: getattr(flags, name) for name in loading},
+        **{name: getattr(flags, name) for name in ("num_real", "prompts", "num_samples", "negative_prompt", "redo")},
     )
 
 
@@ -159,8 +141,8 @@ def _run(job, flags, kind: str) -> dict:
         world = join_world()
         quiet_libraries()
         if flags.watch:
-            from ..training.monitor.metrics import EVALUATION_DIR
-            from .every_checkpoint import watch_run
+            from ..training.metrics import EVALUATION_DIR
+            from .job import watch_run
 
             out = out if flags.out else what / EVALUATION_DIR
             return watch_run(job, what, out, flags.every, None if flags.once else flags.poll_seconds)
@@ -170,7 +152,6 @@ def _run(job, flags, kind: str) -> dict:
 
 
 def describe(report: dict) -> str:
-    """Results by file as a table."""
     lines = []
     for path, result in report.items():
         settings = result["settings"]
@@ -192,8 +173,6 @@ def _describe_left_out(left_out: dict[str, str]) -> list[str]:
 
 
 def _describe_plan(plan: dict) -> str:
-    lines = []
-    for name, value in plan.items():
-        if name != "left_out":
-            lines.append(f"{name}: {', '.join(map(str, value)) if isinstance(value, list) else value}")
+    known = {name: value if isinstance(value, list) else [value] for name, value in plan.items() if name != "left_out"}
+    lines = [f"{name}: {', '.join(map(str, values))}" for name, values in known.items()]
     return "\n".join(lines + _describe_left_out(plan["left_out"]))

@@ -1,17 +1,23 @@
 """One evaluation, whatever it is of: real pictures, prompts, drawing, metrics; each result written once it is whole.
 
-A result that is there, of the same pictures and settings, is not computed again, so that the same command goes on.
-Pictures of a model are a plan of `ppldm generate` for each guidance scale, so that drawing is shared out over ranks,
-and goes on where it stopped. Which prompts of many are drawn is the same for every seed: a seed only changes the noise.
+A result of the same pictures and settings is not computed again, so that the same command goes on. Pictures of a model
+are a plan of `ppldm generate` for each guidance scale: shared out over ranks, and resumed. Which prompts of many are
+drawn is the same for every seed.
+
+`ppldm evaluate --watch RUN` evaluates every checkpoint of a run once, beside the training, at low priority. Files are
+checked against the checkpoint's manifest as they are read; one that rotation removes meanwhile is passed over with a
+line. Results are in OUT/checkpoint-<step>/ and not computed again for the same manifest, so a run that starts anew is
+evaluated anew. RUN/evaluation.jsonl, a line for each checkpoint and guidance scale, is made of them, and shown in
+VisualDL. The watcher ends when the run has ended, as start.json says, and all is evaluated.
 """
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from shutil import rmtree
 
 import numpy as np
 import paddle
@@ -21,27 +27,31 @@ from ..inference.pictures.draw import SETTINGS_CHUNK, draw_plan, read_settings
 from ..inference.pictures.plan import SCALE, Plan, short
 from ..inference.prompts import Request, read_licence, read_requests
 from ..networks.autoencoder import reconstruct
+from ..training.metrics import EVALUATION_DIR, EVALUATION_FILE, VisualDLSink
+from ..training.run_folder import has_finished, read_manifest
 from ..utils.checksums import checksum_arrays, checksum_json
-from ..utils.errors import ConfigError, DataError
-from ..utils.files import make_output_dir, read_json
+from ..utils.errors import CheckpointError, ConfigError, DataError, PpldmError
+from ..utils.files import make_output_dir, read_json, remove_path, write_text
 from ..utils.jobs import JobFolder
 from ..utils.log import get_logger, progress
 from ..utils.pictures import save_png
-from ..utils.processes.rank_watch import barrier
-from ..utils.processes.world import World, shard
+from ..utils.processes.ranks import World, barrier, shard
 from ..utils.rng import Stream, make_rng
 from ..utils.text import as_json
+from ..weights import folders
 from ..weights.fill import fill_component, find_component_by_name
-from ..weights.folders import CHECKPOINT_AVERAGE, COMPONENT_FOLDERS, EXPORTED_CKPT, find_component, is_checkpoint
+from ..weights.folders import (
+    RUN_FILE,
+    is_run,
+)
 from ..weights.lora.merge import identify_loras
-from ..weights.runs import is_run
-from .measure import Networks, Wanted, check, measure, names_of, state_settings
+from .measure import SEED, Networks, Result, Wanted, begin_result, check, measure, names_of, read_result
 from .pictures import WEIGHTS, PictureSet, open_pictures
-from .result import Result, begin_result
 
 _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
 MODEL, AUTOENCODER, PICTURES = "model", "autoencoder", "pictures"
 USUAL_SAMPLES = 1000  # where nobody says how many, and there are as many prompts
+_NICENESS = 10
 
 
 @dataclass
@@ -65,12 +75,10 @@ class Job:
 
     @property
     def resolution(self) -> int | None:
-        """The side that was asked for."""
         return self.drawn.height
 
     @property
     def scales(self) -> list[float]:
-        """The guidance scales."""
         return self.drawn.axes[SCALE]
 
     @property
@@ -113,7 +121,8 @@ class Job:
     def of_pictures(self, folder: Path, out: Path) -> dict[Path, Result]:
         """The result of a folder of pictures by its file."""
         generated = open_pictures(folder, self.resolution, self.num_samples)
-        real = self.real(self.resolution or _side(generated))
+        width, _, height = generated.facts["size"].partition("x")
+        real = self.real(self.resolution or (int(width) if width == height else None))
         claim = {"of": "pictures", "digest": generated.digest, "against": real.digest}
         with self._claimed(out, claim, World()):
             path = out / "pictures.json"
@@ -122,8 +131,7 @@ class Job:
     def of_model(
         self, model: Path, out: Path, ema: bool, world: World, features: Path | None = None
     ) -> dict[Path, Result]:
-        """Draw, and on the main rank the results by their files; on others {}. features: where those of the real
-        pictures are kept. All ranks call it together."""
+        """The results by their files, on the main rank. features: folder of the real pictures'. All ranks call it."""
         from ..inference.generate import warn_of_prompts
         from ..inference.load import load
 
@@ -142,14 +150,14 @@ class Job:
         with self._claimed(out, claim, world):
             if world.is_main:
                 warn_of_prompts(pipeline, (one for r in plan.requests for one in (r.prompt, r.negative_prompt)))
-            folders = [out / f"g{short(scale)}" for scale in self.scales]
-            for scale, folder in zip(self.scales, folders, strict=True):
+            places = [out / f"g{short(scale)}" for scale in self.scales]
+            for scale, folder in zip(self.scales, places, strict=True):
                 own = replace(plan, axes={SCALE: [scale]})
                 draw_plan(pipeline, own, folder, batch_size=self.batch_size, world=world)
             barrier(world)
             facts, results = weight_facts(model, ema) | self.loras, {}
             networks = self.make_networks(features or out / _FEATURES)
-            for folder in folders if world.is_main else ():
+            for folder in places if world.is_main else ():
                 generated, count = open_pictures(folder, resolution), len(plan.requests) * plan.num_samples
                 if len(generated) != count:
                     raise DataError(f"{folder} holds {len(generated)} pictures and not {count}; use --redo")
@@ -160,11 +168,12 @@ class Job:
 
     def of_autoencoder(self, folder: Path, out: Path, world: World) -> dict[Path, Result]:
         """Reconstruct the real pictures, and on the main rank the result by its file. All ranks call it together."""
-        vae = Reconstructor(folder, self.loading["offline"])
-        real, results = self.real(self.resolution or vae.resolution), {}
-        claim = {"of": vae.fingerprint, "against": real.digest}
-        with self._claimed(out, claim, world):
-            vae.write(real, out / _RECONSTRUCTIONS, self.batch_size, world)
+        found = find_component_by_name("vae", folder, offline=self.loading["offline"])
+        fingerprint, vae = checksum_arrays(found.arrays.items()), fill_component("vae", found)
+        vae.eval()
+        real, results = self.real(self.resolution or found.config["sample_size"]), {}
+        with self._claimed(out, {"of": fingerprint, "against": real.digest}, world):
+            _reconstruct(vae, real, out / _RECONSTRUCTIONS, fingerprint, self.batch_size, world)
             barrier(world)
             if world.is_main:
                 generated = open_pictures(out / _RECONSTRUCTIONS)
@@ -176,8 +185,13 @@ class Job:
     @contextmanager
     def _claimed(self, out: Path, claim: dict, world: World) -> Iterator[None]:
         """Hold the folder for all ranks: none writes into it before the main one has it, and has cleared it."""
+
+        def clear() -> None:  # the results of other settings
+            for path in {*out.glob("g*"), *out.glob(_RECONSTRUCTIONS), *out.glob("*.json"), *out.glob("*.terms.npz")}:
+                remove_path(path)
+
         job = JobFolder(out, ".evaluation", "evaluation")
-        with job.claimed(claim, self.redo, clear=partial(_clear, out)) if world.is_main else nullcontext():
+        with job.claimed(claim, self.redo, clear=clear) if world.is_main else nullcontext():
             barrier(world)
             yield
 
@@ -194,7 +208,10 @@ class Job:
                 usable.append(one)
         if licence := self.prompts and read_licence(self.prompts):
             result.remarks["prompts"] = licence
-        state_settings(result, usable, networks)
+        for one in usable:  # what the metrics will depend on
+            if one.network is not None:
+                result.settings[f"features.{one.network}"] = networks.settings(one.network)
+            result.settings[f"metrics.{one.name}"] = {**one.metric.settings, "network": one.network, "seed": SEED}
         if earlier := _find_same(path, result, usable):
             return earlier
         measure(result, usable, generated, real, networks)
@@ -222,19 +239,11 @@ def settings_at_any_scale(plan: Plan) -> dict:
 
 def weight_facts(model: Path, ema: bool) -> dict:
     """What is known of a model's weights besides their checksum."""
-    facts = {"averaged": ema}
-    for name in ("manifest.json", "ppldm.json"):
-        found = read_json(model / name) if model.is_dir() else None
-        if isinstance(found, dict):
-            known = {"step": found.get("global_step"), "averaged": ema or found.get("ema", False)}
-            known |= {"manifest": found.get("crc32")}
-            return facts | {key: value for key, value in known.items() if value is not None}
-    return facts
-
-
-def has_average(checkpoint: Path) -> bool:
-    """Whether a checkpoint holds averaged weights, those which its run exports."""
-    return (checkpoint / CHECKPOINT_AVERAGE).is_file()
+    records = [read_json(model / name) for name in ("manifest.json", "ppldm.json")] if model.is_dir() else []
+    found = next((one for one in records if isinstance(one, dict)), {})
+    known = {"averaged": ema or found.get("ema", False), "step": found.get("global_step")}
+    known["manifest"] = found.get("crc32")
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def kind_of(path: Path) -> str:
@@ -244,24 +253,12 @@ def kind_of(path: Path) -> str:
         return AUTOENCODER
     is_model = (
         not path.is_dir()
-        or is_checkpoint(path)
-        or (path / EXPORTED_CKPT).is_file()
+        or folders.is_checkpoint(path)
+        or (path / folders.EXPORTED_CKPT).is_file()
         or is_run(path)
-        or any(find_component(path, kind) for kind in COMPONENT_FOLDERS)
+        or any(folders.find_component(path, kind) for kind in folders.COMPONENT_FOLDERS)
     )
     return MODEL if is_model else PICTURES
-
-
-def _side(pictures: PictureSet) -> int | None:
-    """Of square pictures of one size."""
-    width, _, height = pictures.facts["size"].partition("x")
-    return int(width) if width == height else None
-
-
-def _clear(out: Path) -> None:
-    """Remove the results of other settings."""
-    for path in {*out.glob("g*"), *out.glob(_RECONSTRUCTIONS), *out.glob("*.json"), *out.glob("*.terms.npz")}:
-        rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _find_same(path: Path, result: Result, wanted: list[Wanted]) -> Result | None:
@@ -276,33 +273,97 @@ def _find_same(path: Path, result: Result, wanted: list[Wanted]) -> Result | Non
     return Result(**earlier)
 
 
-class Reconstructor:
-    """The VAE in a folder, with the posterior's mean as latents."""
+def _reconstruct(vae, real: PictureSet, folder: Path, fingerprint: str, batch_size: int, world: World) -> None:
+    """This rank's share of the pictures that are not there yet, each with what it is made of; latents are the
+    posterior's mean. Batches are those of all pictures, so that bits do not depend on what is there."""
+    make_output_dir(folder)
+    digits = len(str(len(real) - 1))
+    files = [folder / f"{number:0{digits}d}.png" for number in range(len(real))]
+    records = [
+        {"prompt": caption or "", "reconstruction_of": one, WEIGHTS: fingerprint}
+        for one, caption in zip(real.ids, real.captions, strict=True)
+    ]
+    batches = [range(start, min(start + batch_size, len(real))) for start in range(0, len(real), batch_size)]
+    with progress(total=len(real), desc="reconstructing", unit="picture") as bar:
+        for batch in (batches[number] for number in shard(len(batches), world)):
+            bar.update(len(batch))
+            todo = [number for number in batch if read_settings(files[number]) != records[number]]
+            if todo:
+                pixels = np.stack([real[number] for number in batch]).transpose(0, 3, 1, 2)
+                made = to_pictures(reconstruct(vae, paddle.to_tensor(np.ascontiguousarray(pixels))))
+                for number in todo:
+                    save_png(files[number], made[number - batch[0]], {SETTINGS_CHUNK: json.dumps(records[number])})
 
-    def __init__(self, path: Path, offline: bool):
-        found = find_component_by_name("vae", path, offline=offline)
-        self.fingerprint = checksum_arrays(found.arrays.items())
-        self.resolution = found.config["sample_size"]
-        self._vae = fill_component("vae", found)
-        self._vae.eval()
 
-    def write(self, real: PictureSet, folder: Path, batch_size: int, world: World) -> None:
-        """This rank's share of the pictures that are not there yet, in the order of `real`, each with what it is made
-        of. Batches are those of all pictures, so that the bits do not depend on what is there."""
-        make_output_dir(folder)
-        digits = len(str(len(real) - 1))
-        files = [folder / f"{number:0{digits}d}.png" for number in range(len(real))]
-        records = [
-            {"prompt": caption or "", "reconstruction_of": one, WEIGHTS: self.fingerprint}
-            for one, caption in zip(real.ids, real.captions, strict=True)
-        ]
-        batches = [range(start, min(start + batch_size, len(real))) for start in range(0, len(real), batch_size)]
-        with progress(total=len(real), desc="reconstructing", unit="picture") as bar:
-            for batch in (batches[number] for number in shard(len(batches), world)):
-                bar.update(len(batch))
-                todo = [number for number in batch if read_settings(files[number]) != records[number]]
-                if todo:
-                    pixels = np.stack([real[number] for number in batch]).transpose(0, 3, 1, 2)
-                    made = to_pictures(reconstruct(self._vae, paddle.to_tensor(np.ascontiguousarray(pixels))))
-                    for number in todo:
-                        save_png(files[number], made[number - batch[0]], {SETTINGS_CHUNK: json.dumps(records[number])})
+def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | None) -> dict[Path, Result]:
+    """Evaluate the checkpoints of `run` after multiples of `every` updates, in order, until the run has ended; with
+    `poll_seconds` None those that are there. The new results by their files. Raises OutputError for other files."""
+    if World.detect().size > 1:
+        raise ConfigError("--watch runs in one process; start it without paddle.distributed.launch")
+    os.nice(_NICENESS)
+    job.redo = True  # of each checkpoint's folder; what differs from an earlier watcher is refused here
+    drawn = {"guidance_scales": job.scales, **settings_at_any_scale(job.drawn), "batch_size": job.batch_size}
+    asked = {"against": str(job.against), "prompts": job.prompts, "num_samples": job.num_samples,
+             "num_real": job.num_real, "negative_prompt": job.negative_prompt, **drawn, **job.loras}  # fmt: skip
+    results, passed = {}, set()
+    with JobFolder(out, ".watch", "evaluation of a run").claimed(asked):
+        while True:
+            ended = has_finished(run)  # asked before the look at the folder: what is there then is all
+            for checkpoint in reversed(folders.list_checkpoints(run)):
+                if folders.step_of(checkpoint) % every == 0 and checkpoint not in passed:
+                    found = _evaluate_once(job, checkpoint, out)
+                    passed |= {checkpoint} if found is None else set()
+                    results |= found or {}
+                    if found:
+                        publish(run, out)
+            if ended or poll_seconds is None:
+                return results
+            time.sleep(poll_seconds)
+
+
+def _evaluate_once(job: Job, checkpoint: Path, out: Path) -> dict[Path, Result] | None:
+    """What is new of a checkpoint; None for one that cannot be evaluated, with a line that says why."""
+    folder = out / checkpoint.name
+    try:
+        if _is_done(job, checkpoint, folder):
+            return {}
+        get_logger().info("evaluating %s", checkpoint)
+        has_average = (checkpoint / folders.CHECKPOINT_AVERAGE).is_file()  # its run exports that
+        return job.of_model(checkpoint, folder, has_average, World(), out / "features")
+    except (PpldmError, OSError) as error:
+        if checkpoint.is_dir() and not isinstance(error, CheckpointError):
+            raise
+        get_logger().warning("%s is passed over: it was removed meanwhile", checkpoint)
+        return None
+
+
+def _is_done(job: Job, checkpoint: Path, folder: Path) -> bool:
+    """Whether the results of all guidance scales are there, of these weights and with these metrics."""
+    manifest, wanted = read_manifest(checkpoint).get("crc32"), {one.name for one in job.wanted}
+    for scale in job.scales:
+        found = read_json(folder / f"g{short(scale)}.json")
+        if not isinstance(found, dict) or found["of"]["weights"].get("manifest") != manifest:
+            return False
+        if not wanted <= names_of(found["metrics"]) | found["left_out"].keys():
+            return False
+    return True
+
+
+def publish(run: Path, out: Path) -> None:
+    """Write RUN/evaluation.jsonl from all results in `out`, and show them in VisualDL where the run does."""
+    records = []
+    for path in (path for one in reversed(folders.list_checkpoints(out)) for path in sorted(one.glob("g*.json"))):
+        result = read_result(path)
+        record = {"global_step": folders.step_of(path.parent), "time": round(path.stat().st_mtime, 3)}
+        record[SCALE] = result.settings["drawn"][SCALE]
+        for name, found in result.metrics.items():
+            record |= {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
+        records.append(record)
+    write_text(run / EVALUATION_FILE, "".join(json.dumps(record) + "\n" for record in records))
+    logging = (read_json(run / RUN_FILE) or {}).get("logging", {})
+    if "visualdl" in logging.get("report_to", ()):
+        folder, curves = Path(run, logging.get("logging_dir") or "logs", EVALUATION_DIR), []
+        for record in records:  # a curve for each metric at each guidance scale
+            at = f" at guidance {short(record.pop(SCALE))}"
+            curves.append({name if name in ("global_step", "time") else name + at: record[name] for name in record})
+        VisualDLSink(make_output_dir(folder), curves, [], EVALUATION_DIR).close()

@@ -1,33 +1,135 @@
-"""From two sets of pictures to a result: which metrics, by which networks, each computed once.
+"""From two sets of pictures to a result: which metrics, by which networks, each computed once; and its file.
 
 A metric is asked for by its name, or with the network whose features it is to use: `fid`, `frechet:dinov2`. By default
-all are computed that need no network, and those of the networks that are given.
+all are computed that need no network, and those of the networks that are given. A result is one JSON file:
+
+    format      1
+    of          what was evaluated: its name, weights, and the digest of its pictures
+    settings    what two results must share to be compared, in groups: `real`, `generated`, `drawn` (how they were
+                drawn), `features.<network>`, `metrics.<name>` (estimator), `versions`
+    metrics     by name: value, low and high (95 % interval), details, higher_is_better
+    left_out    metrics that are on by default and could not be computed, with the reason
+    remarks     what else is to be known, as the licence of a set of prompts
+    terms       digest of what each picture adds to each value, where it is known what each picture was to show
+
+It holds no times, so that the same command gives the same bytes. The terms are in a file beside it, NAME.terms.npz, of
+float32: `ppldm compare` needs them to compare pictures of the same prompts one by one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
-from ..demo.shapes_world.captions import parse_caption
-from ..utils.checksums import digest_of
+from .. import __version__
+from ..demo.shapes_world.grammar import parse_caption
+from ..utils.checksums import digest_of, sha256_arrays
 from ..utils.errors import ConfigError, DataError
-from ..utils.files import atomic_write, make_output_dir
+from ..utils.files import atomic_write, make_output_dir, read_json_object, write_json
 from ..utils.log import get_logger
+from ..utils.machine.devices import KINDS
+from ..utils.machine.resources import versions_of
 from ..utils.text import did_you_mean
 from .composition import grade_pictures
 from .features.base import NETWORKS, FeatureNetwork, load_features
 from .metrics.base import METRICS, Metric
 from .metrics.bootstrap import Measured
-from .pictures import PictureSet
-from .result import Result
+from .pictures import WEIGHTS, PictureSet
 
 COMPOSITION = "composition"
 # `composition` takes pictures and their captions, and has several values (`composition.py`).
 _GRADES = Metric(COMPOSITION, COMPOSITION, None, True, grade_pictures, {"interval": "Wilson, 95%"}, 1)
 KNOWN = METRICS | {COMPOSITION: _GRADES}
 SEED = 0  # of what metrics draw: subsets, projections, bootstrap
+FORMAT = 1
+_LIBRARIES = ("numpy", "scipy", "pillow", *(kind.package for kind in KINDS.values()))
+_OWN_OF_EACH = ("prompt", "index", WEIGHTS)  # settings of a picture, not of the evaluation
+
+
+@dataclass
+class Result:
+    """The fields of the file, and `own_terms`: by metric, those of each set of pictures, float32 [N]."""
+
+    of: dict
+    settings: dict[str, dict]
+    metrics: dict[str, dict] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    remarks: dict = field(default_factory=dict)
+    terms: str | None = None
+    format: int = FORMAT
+    own_terms: dict[str, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
+
+    def add(self, name: str, metric: Metric, measured: Measured) -> None:
+        """A metric's value under the name it was asked for. Raises DataError where it is not a number."""
+        for what in ("value", "low", "high"):
+            if not math.isfinite(getattr(measured, what)):
+                raise DataError(f"{name}: the {what} is {getattr(measured, what)}; look at the pictures and features")
+        known = ("value", "low", "high", "details")
+        self.metrics[name] = {key: getattr(measured, key) for key in known}
+        self.metrics[name]["higher_is_better"] = metric.higher_is_better
+        self.own_terms[name] = [np.asarray(own, np.float32) for own in measured.terms]
+
+    def write(self, path: Path, keep_terms: bool = False) -> None:
+        """As JSON, atomically. keep_terms: in their file too."""
+        if keep_terms:
+            terms = self.own_terms.items()
+            arrays = {f"{name}/{number}": own for name, some in terms for number, own in enumerate(some)}
+            self.terms = sha256_arrays(arrays.items())
+            with atomic_write(terms_path(path)) as file:
+                np.savez(file, **arrays)
+        write_json(path, self.as_json())
+
+    def as_json(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "own_terms"}
+
+
+def read_result(path) -> Result:
+    """The result in a file. Raises DataError."""
+    read = read_json_object(path, DataError, "name a result that `ppldm evaluate` wrote")
+    if read.get("format") != FORMAT or not all(isinstance(read.get(name), dict) for name in ("settings", "metrics")):
+        raise DataError(f"{path} is not a result of `ppldm evaluate` (of format {FORMAT}); name another file")
+    result = Result(**{name: read[name] for name in Result.__dataclass_fields__ if name in read})
+    result.own_terms = _read_terms(Path(path), result.terms)
+    return result
+
+
+def terms_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.terms.npz")
+
+
+def _read_terms(path: Path, digest: str | None) -> dict[str, list[np.ndarray]]:
+    """By metric; {} where the file is not there, or is another result's."""
+    try:
+        with np.load(terms_path(path)) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, BadZipFile):
+        return {}
+    if sha256_arrays(arrays.items()) != digest:
+        return {}
+    found: dict[str, list[np.ndarray]] = {}
+    for key, array in arrays.items():  # in the order of their numbers, as they were written
+        found.setdefault(key.rpartition("/")[0], []).append(array)
+    return found
+
+
+def begin_result(name: str, generated: PictureSet, real: PictureSet, weights: Mapping | None) -> Result:
+    """A result without metrics. weights: what is known of them besides what the pictures say."""
+    of = {
+        "name": name,
+        "weights": {"fingerprint": generated.drawn.get(WEIGHTS), **(weights or {})},
+        "pictures": generated.digest,
+    }
+    settings = {
+        "real": {"digest": real.digest, **real.facts},
+        "generated": {"requests": generated.requests, **generated.facts},
+        "drawn": {name: value for name, value in generated.drawn.items() if name not in _OWN_OF_EACH},
+        "versions": {"ppldm": __version__, **versions_of(_LIBRARIES)},  # of what computes the values
+    }
+    return Result(of, settings)
 
 
 @dataclass(frozen=True)
@@ -45,10 +147,8 @@ def choose_metrics(
     words: Sequence[str], given: Mapping[str, str | None], paired: bool = False
 ) -> tuple[list[Wanted], dict[str, str]]:
     """(metrics to compute, those left out with the reason). given: paths of networks by name. paired: each picture is
-    made from a real one, so that those for pairs are on by default as well.
-
-    Raises ConfigError for names that are not known and for networks that are not given.
-    """
+    made from a real one, so that those for pairs are on by default as well. Raises ConfigError for unknown names, and
+    networks that are not given."""
     if not words:
         usual = {name: metric for name, metric in KNOWN.items() if paired or metric.inputs != "pairs"}
         found = [Wanted(name, metric, metric.features, False) for name, metric in usual.items()]
@@ -85,37 +185,29 @@ def _missing(network: str | None, given: Mapping[str, str | None]) -> str:
 
 
 class Networks:
-    """Feature networks by name, loaded when they are first asked for. paths: or names of what is published, fetched
-    unless `offline`. conventions: by name, where not the usual one.
-    cache: folder in which features are kept by all that they depend on."""
+    """Feature networks by name, loaded when they are first asked for. paths: or published names, fetched unless
+    `offline`. convention: of inception. cache: folder in which features are kept by all that they depend on."""
 
     def __init__(
-        self,
-        paths: Mapping[str, str | None],
-        conventions: Mapping[str, str | None],
-        device: str | None,
-        offline: bool,
-        cache: Path,
+        self, paths: Mapping[str, str | None], convention: str | None, device: str | None, offline: bool, cache: Path
     ):
-        self._paths, self._conventions, self._cache = paths, conventions, cache
+        self._paths, self._convention, self._cache = paths, convention, cache
         self._device, self._offline = device, offline
         self._loaded: dict[str, FeatureNetwork] = {}
 
     def __getitem__(self, name: str) -> FeatureNetwork:
         """Raises ConfigError, ModelError."""
         if name not in self._loaded:
-            self._loaded[name] = load_features(
-                *(name, self._paths.get(name), self._conventions.get(name), self._device, self._offline)
-            )
+            convention = self._convention if name == "inception" else None
+            path = self._paths.get(name)
+            self._loaded[name] = load_features(name, path, convention, self._device, self._offline)
         return self._loaded[name]
 
     def settings(self, name: str) -> dict:
-        """What a result says of a network."""
         return {"digest": self[name].digest, "convention": self[name].convention}
 
     def embed(self, name: str, pictures: PictureSet, keep: bool = False) -> np.ndarray:
-        """Features [N, dim] float32. keep: take them from the cache, and leave them there. Raises DataError where they
-        are not finite."""
+        """Features [N, dim] float32. keep: in the cache. Raises DataError where they are not finite."""
         path = self._cache / f"{name}-{digest_of([self.settings(name), pictures.digest])}.npy"
         if keep and path.is_file():
             return np.load(path)
@@ -156,14 +248,6 @@ def check(wanted: Wanted, generated: PictureSet, real: PictureSet) -> str:
     return ""
 
 
-def state_settings(result: Result, wanted: Sequence[Wanted], networks: Networks) -> None:
-    """Write into a result what its metrics will depend on."""
-    for one in wanted:
-        if one.network is not None:
-            result.settings[f"features.{one.network}"] = networks.settings(one.network)
-        result.settings[f"metrics.{one.name}"] = {**one.metric.settings, "network": one.network, "seed": SEED}
-
-
 def measure(
     result: Result, wanted: Sequence[Wanted], generated: PictureSet, real: PictureSet, networks: Networks
 ) -> None:
@@ -172,31 +256,28 @@ def measure(
     for one in wanted:
         if one.network not in (None, *features) and one.metric.inputs != "pairs":
             features[one.network] = networks.embed(one.network, generated)
-        if one.metric.inputs == COMPOSITION:
-            # A value for each attribute of each kind of scenes: composition.seen.single.colour and so on.
-            for score in one.metric.compute(generated, generated.captions)["scores"]:
-                name = ".".join((COMPOSITION, score["split"], score["scenes"], score["attribute"]))
-                details = {key: score[key] for key in ("chance", "pictures")}
-                measured = Measured(score["value"], score["low"], score["high"], details, (score["right"],))
-                result.add(name, one.metric, measured)
-            continue
-        inputs = _inputs(one, features, generated, real, networks)
-        scale = {"logit_scale": networks[one.network].logit_scale} if one.metric.inputs == "texts" else {}
-        result.add(one.name, one.metric, one.metric.compute(*inputs, seed=SEED, **scale))
+        compute: Callable = partial(one.metric.compute, seed=SEED)
+        match one.metric.inputs:
+            case "composition":
+                # A value for each attribute of each kind of scenes: composition.seen.single.colour and so on.
+                for score in one.metric.compute(generated, generated.captions)["scores"]:
+                    name = ".".join((COMPOSITION, score["split"], score["scenes"], score["attribute"]))
+                    details = {key: score[key] for key in ("chance", "pictures")}
+                    measured = Measured(score["value"], score["low"], score["high"], details, (score["right"],))
+                    result.add(name, one.metric, measured)
+                continue
+            case "features":
+                measured = compute(features[one.network], networks.embed(one.network, real, keep=True))
+            case "texts":
+                texts, scale = networks[one.network].embed_texts(generated.captions), networks[one.network].logit_scale
+                measured = compute(features[one.network], texts, logit_scale=scale)
+            case "single":
+                measured = compute(features[one.network])
+            case _:
+                measured = compute(generated, real, *([networks[one.network]] if one.network else []))
+        result.add(one.name, one.metric, measured)
 
 
 def names_of(metrics: Iterable[str]) -> set[str]:
     """The names that were asked for, of those of a result."""
     return {COMPOSITION if name.startswith(f"{COMPOSITION}.") else name for name in metrics}
-
-
-def _inputs(one: Wanted, features: dict, generated: PictureSet, real: PictureSet, networks: Networks) -> tuple:
-    match one.metric.inputs:
-        case "features":
-            return features[one.network], networks.embed(one.network, real, keep=True)
-        case "texts":
-            return features[one.network], networks[one.network].embed_texts(generated.captions)
-        case "single":
-            return (features[one.network],)
-        case _:
-            return generated, real, *([networks[one.network]] if one.network else [])

@@ -1,11 +1,9 @@
 """The pictures that are compared: those of a folder or of a filelist, with what tells two sets of them apart.
 
-A set is surveyed once, when it is opened: every picture is read and decoded, so that one that cannot be is left out and
-counted, and the digest is of the ids and the bytes of those that remain. After that a picture is read when it is asked
-for; none is kept.
-
-With a `resolution`, each picture that is not of that size is resized until its shorter side has it (Lanczos, Pillow's
-pixels) and cropped in the centre, as training does with --center_crop and a --crop_fraction of 1.
+When a set is opened every picture is decoded once: one that cannot be is left out and counted; the digest is of the ids
+and bytes of the others. After that a picture is read when it is asked for. With a `resolution`, one of another size is
+resized until its shorter side has it (Lanczos, Pillow's pixels) and cropped in the centre, as training does with
+--center_crop and a --crop_fraction of 1.
 """
 
 import json
@@ -20,12 +18,10 @@ import numpy as np
 from PIL import Image
 
 from ..data.filelist import read_sources
-from ..data.formats.folder_names import find_caption, list_pictures
-from ..data.formats.open import build_indexes
+from ..data.formats.folder import find_caption, list_pictures
+from ..data.formats.open import OpenParts, build_indexes
 from ..data.formats.sample_files import IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption
-from ..data.images.crop import scale_to_cover
-from ..data.images.decode import decode_pixels
-from ..data.open_parts import OpenParts
+from ..data.images import decode_pixels, scale_to_cover
 from ..inference.pictures.draw import read_settings
 from ..utils.errors import DataError, RowError
 from ..utils.log import get_logger, progress
@@ -49,12 +45,9 @@ class Stored:
 
 @dataclass(frozen=True)
 class PictureSet(Sequence):
-    """Pictures by number, each decoded when it is asked for, uint8 [H, W, 3].
-
-    digest: SHA-256 of ids, bytes and what is made of them. captions: None of a picture that has none. drawn: the
-    settings that all share of pictures that `ppldm generate` drew. requests: SHA-256 of the captions, and of the
-    settings that they do not share. facts: JSON-ready, see `open_pictures`.
-    """
+    """Pictures by number, each decoded when it is asked for, uint8 [H, W, 3]. digest: SHA-256 of ids, bytes and what is
+    made of them. drawn: the settings that all share of pictures that `ppldm generate` drew. requests: SHA-256 of the
+    captions, and of the settings that they do not share. facts: JSON-ready, see `open_pictures`."""
 
     where: str
     ids: list[str]
@@ -71,16 +64,20 @@ class PictureSet(Sequence):
         return len(self.ids)
 
     def __getitem__(self, number: int) -> np.ndarray:
-        return _fit(decode_pixels(self.read(self.numbers[number]).image), self.resolution)
+        pixels, side = decode_pixels(self.read(self.numbers[number]).image), self.resolution
+        if side is None or pixels.shape[:2] == (side, side):
+            return pixels
+        # Not data/kernels.py, whose loops take longer to compile than Pillow takes for thousands of pictures.
+        size = scale_to_cover(*pixels.shape[:2], side, side, 1.0)  # type: ignore[call-arg]
+        left, top = ((length - side + 1) // 2 for length in size)
+        whole = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
+        return np.asarray(whole.crop((left, top, left + side, top + side)))
 
 
 def open_pictures(where, resolution: int | None = None, limit: int | None = None, seed: int = 0) -> PictureSet:
     """The pictures of a folder, or the rows of a filelist; of more than `limit`, so many that `seed` chooses, in order.
-
-    `facts`: `count`; `size`, "width x height" as handed out, "mixed" where they differ; `resize`, None where no picture
-    was resized; `enlarged`, how many were; `skipped`, how many could not be read, by reason;
-    `formats` of the files. Raises DataError where there are none.
-    """
+    `facts`: `count`; `size`, "width x height" as handed out, or "mixed"; `resize`, None where none was resized;
+    `enlarged`, how many were; `skipped` by reason; `formats`. Raises DataError where there are none."""
     count, read = _open_folder(Path(where)) if Path(where).is_dir() else _open_filelist(where)
     order = range(count)
     if limit is not None and limit < count:
@@ -91,7 +88,7 @@ def open_pictures(where, resolution: int | None = None, limit: int | None = None
             if limit is not None and len(found) == limit:
                 break
             try:
-                found.append(_survey(number, read(number), resolution))
+                found.append(_Found(number, read(number), resolution))
             except RowError as error:
                 skipped[error.reason] += 1
             bar.update()
@@ -101,57 +98,8 @@ def open_pictures(where, resolution: int | None = None, limit: int | None = None
     if skipped:
         get_logger().warning("%s: %d pictures cannot be read and are left out", where, sum(skipped.values()))
     found.sort(key=lambda one: one.number)
-    shared = _shared([one.drawn or {} for one in found])
-    return PictureSet(
-        where=str(where),
-        ids=[one.id for one in found],
-        captions=[one.caption for one in found],
-        digest=_digest([one.id, one.checksum, [RESIZE, one.size] if one.is_resized else None] for one in found),
-        requests=_digest([one.caption, _without(one.drawn or {}, shared)] for one in found),
-        drawn=shared,
-        facts=_facts(found, resolution, skipped),
-        resolution=resolution,
-        numbers=tuple(one.number for one in found),
-        read=read,
-    )
-
-
-@dataclass(frozen=True)
-class _Found:
-    number: int
-    id: str
-    caption: str | None
-    drawn: dict | None
-    checksum: str
-    format: str
-    stored_size: tuple[int, int]
-    size: tuple[int, int]
-
-    @property
-    def is_resized(self) -> bool:
-        return self.size != self.stored_size
-
-
-def _survey(number: int, stored: Stored, resolution: int | None) -> _Found:
-    """What is kept of a picture. Raises RowError where it cannot be decoded."""
-    height, width, _ = decode_pixels(stored.image).shape
-    size = (width, height) if resolution is None else (resolution, resolution)
-    kind = _FORMATS.get(stored.image[:2], "other")
-    checksum = sha256(stored.image).hexdigest()
-    return _Found(number, stored.id, stored.caption, stored.drawn, checksum, kind, (width, height), size)
-
-
-def _digest(facts: Iterable) -> str:
-    digest = sha256()
-    for fact in facts:
-        digest.update(json.dumps(fact, sort_keys=True).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def _facts(found: list[_Found], resolution: int | None, skipped: Counter) -> dict:
-    resized = [one for one in found if one.is_resized]
-    sizes = {one.size for one in found}
-    return {
+    resized, sizes = [one for one in found if one.is_resized], {one.size for one in found}
+    facts = {
         "count": len(found),
         "size": f"{found[0].size[0]}x{found[0].size[1]}" if len(sizes) == 1 else "mixed",
         "resize": RESIZE if resized else None,
@@ -159,26 +107,43 @@ def _facts(found: list[_Found], resolution: int | None, skipped: Counter) -> dic
         "skipped": dict(sorted(skipped.items())),
         "formats": ", ".join(sorted({one.format for one in found})),
     }
+    first = found[0].drawn
+    shared = {name: value for name, value in first.items() if all(one.drawn.get(name) == value for one in found)}
+    return PictureSet(
+        where=str(where),
+        ids=[one.id for one in found],
+        captions=[one.caption for one in found],
+        digest=_digest([one.id, one.checksum, [RESIZE, one.size] if one.is_resized else None] for one in found),
+        requests=_digest(
+            [one.caption, {name: one.drawn[name] for name in one.drawn.keys() - shared.keys() - {WEIGHTS}}]
+            for one in found
+        ),
+        drawn=shared,
+        facts=facts,
+        resolution=resolution,
+        numbers=tuple(one.number for one in found),
+        read=read,
+    )
 
 
-def _shared(settings: list[dict]) -> dict:
-    """The settings that all pictures have alike."""
-    first = settings[0]
-    return {name: value for name, value in first.items() if all(one.get(name) == value for one in settings)}
+class _Found:
+    """What is kept of a picture of this number. Raises RowError where it cannot be decoded."""
+
+    def __init__(self, number: int, stored: Stored, resolution: int | None):
+        self.number, self.id, self.caption, self.drawn = number, stored.id, stored.caption, stored.drawn or {}
+        height, width, _ = decode_pixels(stored.image).shape
+        self.stored_size = width, height
+        self.size = (width, height) if resolution is None else (resolution, resolution)
+        self.is_resized = self.size != self.stored_size
+        self.format = _FORMATS.get(stored.image[:2], "other")
+        self.checksum = sha256(stored.image).hexdigest()
 
 
-def _without(settings: dict, shared: dict) -> dict:
-    return {name: value for name, value in settings.items() if name not in shared and name != WEIGHTS}
-
-
-def _fit(pixels: np.ndarray, resolution: int | None) -> np.ndarray:
-    if resolution is None or pixels.shape[:2] == (resolution, resolution):
-        return pixels
-    # Not data/images/resize.py, whose loops take longer to compile than Pillow takes for thousands of pictures.
-    size = scale_to_cover(*pixels.shape[:2], resolution, resolution, 1.0)  # type: ignore[call-arg]
-    left, top = ((side - resolution + 1) // 2 for side in size)
-    whole = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
-    return np.asarray(whole.crop((left, top, left + resolution, top + resolution)))
+def _digest(facts: Iterable) -> str:
+    digest = sha256()
+    for fact in facts:
+        digest.update(json.dumps(fact, sort_keys=True).encode() + b"\n")
+    return digest.hexdigest()
 
 
 def _open_folder(folder: Path) -> tuple[int, Callable[[int], Stored]]:

@@ -1,4 +1,5 @@
-"""An autoencoder by itself: an AutoencoderKL, such as `ldm` takes for its VAE. docs/models.md has its loss."""
+"""An autoencoder by itself: an AutoencoderKL, such as `ldm` takes for its VAE, or stage A of Stable Cascade
+(docs/models.md has the loss)."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -6,18 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.option import Bounds, Needs, option
+from ..config.option import Bounds, Needs, NotNegative, Positive, UpdatesOr0, option
 from ..data.shapes import make_shapes
-from ..networks.configs import check_fit, downscale_factor, read_new_config
+from ..networks.configs import check_fit, downscale_factor, paella_factor, read_new_config
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.log import get_logger, progress
-from ..utils.processes.rank_watch import gather_objects
-from ..utils.processes.world import gather_in_order, shard
+from ..utils.processes.ranks import gather_in_order, gather_objects, shard
 from ..weights.configs import read_folder_config
 from ..weights.fetch import RANDOM
 from ..weights.model_file import Component
-from .base import Family, Sitting, check_sizes, published_config
-from .settings.average import AverageSettings
+from .base import Family, Sitting, check_sides, published_config
+from .settings import AverageSettings, config_option, weights_option
 
 NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the rows
 NUM_MEASURED = 1024  # encoded for the latents' statistics, at most
@@ -31,8 +31,7 @@ _ONE, _NOT_NEGATIVE = Bounds(least=1), Bounds(least=0)
 
 @dataclass(kw_only=True)
 class ReconstructionSettings(AverageSettings):
-    """How what an autoencoder makes of a picture is compared with it. A subclass has the options of its `network`, the
-    name of the component that is trained."""
+    """How reconstructions are compared with pictures. A subclass has the options of its `network`, which is trained."""
 
     network: ClassVar[str]
 
@@ -49,9 +48,7 @@ class ReconstructionSettings(AverageSettings):
         "Error between picture and reconstruction: absolute, squared, or their sum.",
         choices=("l1", "mse", "l1_mse"),
     )
-    perceptual_weight: float = _loss(
-        0.0, "Weight of LPIPS against the mean error of the pixels; 1 as published.", bounds=_NOT_NEGATIVE
-    )
+    perceptual_weight: NotNegative = _loss(0.0, "Weight of LPIPS against the mean error of the pixels; 1 as published.")
     lpips_weights: str | None = option(
         None,
         "Weights of LPIPS on VGG16: a file, a folder with VGG16's and those of the linear layers, or random, which "
@@ -59,15 +56,11 @@ class ReconstructionSettings(AverageSettings):
         section="model",
         needs=_PERCEPTUAL,
     )
-    adversarial_weight: float = _loss(
-        0.0, "Weight of the adversarial loss beside its adaptive one; 0.5 as published.", bounds=_NOT_NEGATIVE
+    adversarial_weight: NotNegative = _loss(
+        0.0, "Weight of the adversarial loss beside its adaptive one; 0.5 as published."
     )
-    adversarial_start: int = _loss(
-        50001,
-        "Updates before the discriminator begins to run and to learn.",
-        bounds=_NOT_NEGATIVE,
-        unit="updates",
-        needs=_ADVERSARIAL,
+    adversarial_start: UpdatesOr0 = _loss(
+        50001, "Updates before the discriminator begins to run and to learn.", needs=_ADVERSARIAL
     )
     discriminator_weights: str | None = option(
         None,
@@ -82,19 +75,12 @@ class ReconstructionSettings(AverageSettings):
     discriminator_layers: int = option(
         3, "How often a new discriminator halves the sides.", section="model", bounds=_ONE, needs=_ADVERSARIAL
     )
-    discriminator_learning_rate: float | None = _loss(
-        None,
-        "Learning rate of the discriminator (default: --learning_rate).",
-        bounds=Bounds(above=0),
-        needs=_ADVERSARIAL,
+    discriminator_learning_rate: Positive | None = _loss(
+        None, "Learning rate of the discriminator (default: --learning_rate).", needs=_ADVERSARIAL
     )
     offline: bool = option(False, "Never touch the network: names must be in the cache.", section="model")
-    image_logging_steps: int = option(
-        1000,
-        "Draw reconstructions and log PSNR every this many updates; 0: never.",
-        section="validation",
-        bounds=_NOT_NEGATIVE,
-        unit="updates",
+    image_logging_steps: UpdatesOr0 = option(
+        1000, "Draw reconstructions and log PSNR every this many updates; 0: never.", section="validation"
     )
 
     def check(self) -> None:
@@ -142,10 +128,8 @@ class AutoencoderConfig(ReconstructionSettings):
     train_decoder_only: bool = _loss(
         False, "Keep the encoder, the latents and their scaling factor as they are; needs --vae_name_or_path."
     )
-    kl_weight: float = _loss(
-        1e-6,
-        "Weight of the KL divergence, in nats a picture, against the summed error of its pixels.",
-        bounds=_NOT_NEGATIVE,
+    kl_weight: NotNegative = _loss(
+        1e-6, "Weight of the KL divergence, in nats a picture, against the summed error of its pixels."
     )
 
     def check(self) -> None:
@@ -180,14 +164,12 @@ class Autoencoder(Family):
 
     def check_sides(self, network, data) -> None:
         """Raises ConfigError where pictures have sides that a network of this config does not take."""
-        check_sizes(network, data)
+        check_sides(downscale_factor(network), "the VAE's", data)
 
     def unsaved(self, config) -> tuple[str, ...]:
-        """What measures and does not learn."""
         return ("lpips",)
 
     def exported(self, config) -> tuple[str, ...]:
-        """Only the autoencoder."""
         return (config.network,)
 
     def networks(self, config: AutoencoderConfig, data) -> dict[str, Component]:
@@ -247,7 +229,7 @@ class Autoencoder(Family):
         from ..data.loader import first_epoch
         from ..diffusion.guided import to_pictures
         from ..networks.autoencoder import psnr
-        from ..utils.grid import pad_alike, tile
+        from ..utils.pictures import pad_alike, tile
 
         rows, found = sitting.dataset.spread(NUM_PICTURES), {}
         mine = [rows[number] for number in shard(len(rows), sitting.world)]
@@ -268,6 +250,8 @@ class Autoencoder(Family):
     def export(self, model, config: AutoencoderConfig, dataset, folder: Path, average, metadata: dict) -> None:
         """The network's folder, with what brings its latents to unit variance; where the encoder was not trained, or
         the average is made afterwards, what did before. Raises CheckpointError where there was none yet."""
+        from ..data.loader import first_epoch
+        from ..networks.autoencoder import latent_statistics
         from ..networks.build import save_component
         from ..utils.files import atomic_dir, write_json
         from ..weights.fill import describe_model
@@ -282,7 +266,13 @@ class Autoencoder(Family):
                     raise CheckpointError("the scaling factor is measured when the run ends; train to its end first")
                 network.register_to_config(**{scale: factor})
             elif not model.decoder_only:
-                found = _measure_latents(model, dataset)
+                batches = dataset.split(dataset.spread(NUM_MEASURED), _MEASURED_AT_A_TIME)
+                with progress(batches, desc="measuring latents", unit="batch") as chunks:
+                    inputs = (model.inputs_of(first_epoch(dataset, chunk)) for chunk in chunks)
+                    found = latent_statistics(model.latents(**one) for one in inputs)
+                get_logger().info(
+                    "latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", found
+                )
                 network.register_to_config(**{scale: model.scale_of(found["latent_std"])})
             save_component(network, target)
             described = describe_model(self, model)
@@ -290,16 +280,40 @@ class Autoencoder(Family):
             write_json(target / "ppldm.json", {**metadata, **found, scale: float(network.config[scale])})
 
 
-def _measure_latents(model, dataset) -> dict:
-    from ..data.loader import first_epoch
-    from ..networks.autoencoder import latent_statistics
+@dataclass(kw_only=True)
+class CascadeAutoencoderConfig(ReconstructionSettings):
+    """What it is trained as."""
 
-    batches = dataset.split(dataset.spread(NUM_MEASURED), _MEASURED_AT_A_TIME)
-    with progress(batches, desc="measuring latents", unit="batch") as chunks:
-        inputs = (model.inputs_of(first_epoch(dataset, chunk)) for chunk in chunks)
-        statistics = latent_statistics(model.latents(**one) for one in inputs)
-    get_logger().info("latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", statistics)
-    return statistics
+    family: ClassVar[str] = "cascade_autoencoder"
+    network: ClassVar[str] = "vqgan"
+
+    vqgan_name_or_path: str | None = weights_option("Stage A to start from")
+    vqgan_config_file: str | None = config_option("vqgan", "a new stage A", "vqgan_f4, vqgan_tiny")
+
+    def check(self) -> None:
+        super().check()
+        if not (self.source or self.vqgan_config_file):
+            raise ConfigError("nothing gives stage A: name --vqgan_config_file, or weights, --vqgan_name_or_path")
 
 
-FAMILY = Autoencoder()
+class CascadeAutoencoder(Autoencoder):
+    """Trains all of it."""
+
+    plural = "autoencoders of Stable Cascade"
+    Config = CascadeAutoencoderConfig
+    components: ClassVar = {"vqgan": "vqgan", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
+    export_folder = "vqgan"
+
+    def check_sides(self, network, data) -> None:
+        check_sides(paella_factor(network), "stage A's", data)
+
+    def objective(self, vqgan, config: CascadeAutoencoderConfig, settings: dict):
+        from ..data.inputs import Pixels
+        from ..networks.cascade.autoencoder import QuantisedObjective
+
+        model = QuantisedObjective(vqgan, config.reconstruction_loss, **settings)
+        model.inputs = {"pixel_values": Pixels()}
+        return model
+
+
+FAMILIES = (Autoencoder(), CascadeAutoencoder())

@@ -1,7 +1,8 @@
 """What a family of models is to everything else, and where families are found.
 
-A family is a module of this folder that defines `FAMILY`, under its own name. It is read without paddle: networks are
-imported inside its methods, so that help and errors in a configuration take well under a second.
+A family is a module of this folder that defines `FAMILY`; one with several, `FAMILIES`. Names are found in the source,
+and a module is read without paddle: networks are imported inside its methods, so that help and errors in a
+configuration take well under a second.
 """
 
 import importlib
@@ -16,17 +17,16 @@ from ..config.load import file_layers, last_value
 from ..config.network_files import published_network
 from ..config.recipe import Recipe, merge_settings, recipe_of
 from ..data.shapes import make_shapes
-from ..networks.configs import downscale_factor, read_new_config
+from ..networks.configs import read_new_config
 from ..utils.errors import ConfigError, ModelError
-from ..utils.processes.world import World
+from ..utils.processes.ranks import World
 from ..utils.text import did_you_mean
-from .settings.average import AverageSettings
+from .settings import AverageSettings
 
 
 @dataclass(frozen=True)
 class Sitting:
-    """What a family may draw its pictures from while it trains, on each rank. The model has averaged weights and is in
-    evaluation mode; batch: this rank's last one."""
+    """What a family draws from while it trains, on each rank: averaged weights in evaluation mode, its last batch."""
 
     config: Any
     model: Any
@@ -39,14 +39,11 @@ class Sitting:
 
 
 class Family:
-    """A kind of model. A subclass says what it is made of, what a batch must hold, and what the loss is.
-
-    Config: the dataclass of its settings. name: that of its module, which its settings say as `family`. plural: of its
-    models, in messages. components: its networks by name, each with its kind in `networks.configs`, or the name of a
-    class of its own; those of `optional` are there with some settings. needs_process: whether its model.json must
-    describe one. unsupported, half_precision_levels: training settings that it refuses, levels that it takes.
-    export_folder: in the run's folder.
-    """
+    """A kind of model. Config: the dataclass of its settings, whose `family` is the name. plural: in messages.
+    components: its networks by name, each with its kind in `networks.configs`, or the name of a class; those of
+    `optional` are there with some settings. needs_process: whether its model.json must describe one. unsupported,
+    half_precision_levels: training settings that it refuses, levels that it takes. export_folder: in the run's
+    folder."""
 
     name: ClassVar[str]
     plural: ClassVar[str]
@@ -74,8 +71,7 @@ class Family:
         return config.decay() if isinstance(config, AverageSettings) else None
 
     def networks(self, config, data) -> dict:
-        """What `build` would build, by name, each a `weights.model_file.Component`: no more than configs is read.
-        Raises ConfigError, ModelError where one is not here."""
+        """What `build` would build, `model_file.Component`s by name, from configs. Raises ConfigError, ModelError."""
         raise ConfigError(f"--dry_run does not know the networks of {self.plural}; omit it")
 
     def unsaved(self, config) -> tuple[str, ...]:
@@ -91,8 +87,7 @@ class Family:
         raise NotImplementedError
 
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:
-        """(pictures by tag, each [H, W, 3] uint8 or a `prompt_grid`, on the main process; numbers by name on all). A
-        collective call."""
+        """(pictures, [H, W, 3] uint8, by tag, on the main process; numbers by name on all). A collective call."""
         return {}, {}
 
     def export(self, model, config, dataset, folder: Path, average, metadata: dict) -> None:
@@ -102,6 +97,7 @@ class Family:
 
 
 DEFAULT_FAMILY = "ldm"  # of a recipe that names none
+_NAME = re.compile(r'^    family: ClassVar\[str\] = "(\w+)"', re.M)
 _REGISTERED: dict[str, Family] = {}
 
 
@@ -112,23 +108,25 @@ def register(family: Family) -> Family:
 
 
 @cache
-def _own_names() -> tuple[str, ...]:
-    modules = sorted(Path(__file__).parent.glob("*.py"))
-    return tuple(path.stem for path in modules if re.search("^FAMILY\\b", path.read_text(encoding="utf-8"), re.M))
+def _own_modules() -> dict[str, str]:
+    """Family to module, of those of this folder."""
+    found = {path.stem: path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")}
+    return {name: module for module, text in found.items() for name in re.findall(_NAME, text)}
 
 
 def list_families() -> list[str]:
     """The names of all families, the default first."""
-    return sorted({*_own_names(), *_REGISTERED}, key=lambda name: (name != DEFAULT_FAMILY, name))
+    return sorted({*_own_modules(), *_REGISTERED}, key=lambda name: (name != DEFAULT_FAMILY, name))
 
 
 def get_family(name: str) -> Family:
     """The family of this name. Raises ConfigError that names the nearest."""
     if name in _REGISTERED:
         return _REGISTERED[name]
-    if name not in _own_names():
+    if name not in _own_modules():
         raise ConfigError(f"family {name} is not known; {did_you_mean(str(name), list_families())}")
-    return importlib.import_module(f".{name}", __package__).FAMILY
+    module = importlib.import_module(f".{_own_modules()[name]}", __package__)
+    return next(one for one in vars(module).get("FAMILIES") or (module.FAMILY,) if one.name == name)
 
 
 def saved_recipe(path: Path) -> tuple[Recipe, Family]:
@@ -139,10 +137,7 @@ def saved_recipe(path: Path) -> tuple[Recipe, Family]:
 
 
 def check_family(config, data, arguments) -> None:
-    """Raises ConfigError, ModelError for settings that the family of `config` does not take.
-
-    Nothing is read but configs, and paddle is not imported.
-    """
+    """Raises ConfigError, ModelError for settings that the family does not take; by configs, and without paddle."""
     family = get_family(config.family)
     for name in family.unsupported:
         if getattr(arguments, name):
@@ -157,18 +152,12 @@ def check_family(config, data, arguments) -> None:
 
 
 def published_config(kind: str, name: str, place: str) -> dict:
-    """The completed config of the component `name` of a published model that is not here. Raises ModelError where it is
-    not known."""
+    """The completed config of a component of a published model that is not here. Raises ModelError where unknown."""
     # Of EfficientNets one is published, and that without its config.
     file = "effnet_v2_s" if kind == "effnet" else published_network(name, place)
     if file is None:
         raise ModelError(f"{place}: there is no config.json of its {name} here; download the model first")
     return read_new_config(kind, file, f"--{name}_name_or_path")
-
-
-def check_sizes(vae, data) -> None:
-    """Raises ConfigError where the pictures of a run have sides that a VAE, by its config, does not take."""
-    check_sides(downscale_factor(vae), "the VAE's", data)
 
 
 def check_sides(factor: int, whose: str, data) -> None:

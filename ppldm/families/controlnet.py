@@ -9,11 +9,11 @@ from functools import partial
 from typing import ClassVar
 
 from ..config.option import option
-from ..data.control.spec import make_filter
+from ..data.control import make_filter
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
-from .common.text_to_image import TextToImage
-from .settings.text_to_image import ControlSettings, UNetSettings
+from .ldm import TextToImage
+from .settings import ControlSettings, UNetSettings
 
 _model = partial(option, section="model")
 
@@ -41,7 +41,6 @@ class ControlNetConfig(ControlSettings, UNetSettings):
     tokenizer_name: str | None = _model(None, "The tokenizer's folder (default: the base's own).", kind="tokenizer")
 
     def check(self) -> None:
-        """Raises ConfigError for combinations that cannot work."""
         if self.model_name_or_path is None:
             raise ConfigError("a ControlNet stands on a model that is trained: name it with --model_name_or_path")
         if self.unet_learning_rate is not None:
@@ -65,8 +64,7 @@ class ControlNet(TextToImage):
 
     def places(self, config: ControlNetConfig) -> dict[str, str | None]:
         """The base's, and that of a control network with weights."""
-        own = {"controlnet": config.controlnet_name_or_path}
-        return dict.fromkeys(TextToImage.components, config.model_name_or_path) | own
+        return super().places(config) | {"controlnet": config.controlnet_name_or_path}
 
     def networks(self, config: ControlNetConfig, data) -> dict[str, Component]:
         """Of the base, frozen, and of the control network."""
@@ -87,10 +85,10 @@ class ControlNet(TextToImage):
 
     def assemble(self, config: ControlNetConfig, seed: int, vae, text_encoder, unet, process, frozen, sampling):
         """With a control network of weights of its own, or a new one."""
-        from ppdiffusers.models.attention_processor import AttnProcessor
 
         from ..networks.configs import check_fit
         from ..networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
+        from ..networks.cpu_operators.layers import plain_attention
         from ..weights.fill import config_of, fill_component, find_component_by_name
 
         base, channels = config_of("unet", unet), make_filter(config.control).num_channels
@@ -107,7 +105,7 @@ class ControlNet(TextToImage):
         if config.enable_xformers_memory_efficient_attention:
             controlnet.enable_xformers_memory_efficient_attention()
         else:
-            controlnet.set_attn_processor(AttnProcessor())
+            controlnet.set_attn_processor(plain_attention())
         return ControlledDiffusionModel(vae, text_encoder, unet, controlnet, process, sampling)
 
     def export(self, model, config: ControlNetConfig, dataset, folder, average, metadata: dict) -> None:

@@ -1,7 +1,10 @@
-"""Text to image: a frozen VAE, a text encoder and a UNet (latent diffusion, Rombach et al. 2022, arXiv:2112.10752).
+"""Text to image by a frozen VAE, a text encoder and what removes the noise: all but the settings of such families; and
+those whose denoiser is a UNet (latent diffusion, Rombach et al. 2022, arXiv:2112.10752).
 
-By default as published: LDMBert and UNet from scratch over the VAE of Stable Diffusion. Models with CLIP's text encoder
-are the family `stable_diffusion`; here it may stand frozen in place of an LDMBert.
+ldm               by default as published: LDMBert and UNet from scratch over the VAE of Stable Diffusion; CLIP's text
+                  encoder may stand frozen in place of an LDMBert
+stable_diffusion  1.x and 2.x: CLIP's text encoder, frozen or trained; from --model_name_or_path all, else each from
+                  --<component>_name_or_path or --<component>_config_file (docs/finetune.md)
 """
 
 from dataclasses import dataclass
@@ -10,20 +13,125 @@ from pathlib import Path
 from typing import ClassVar
 
 from ..config.network_files import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
-from ..config.option import Needs, option
-from ..utils.errors import ConfigError
-from .common.text_to_image import TextToImage
-from .settings.adapters import adapts_text_encoder, trains_adapters
-from .settings.average import learning_rate_of
-from .settings.text_to_image import UNetSettings
+from ..config.option import Needs, Positive, option
+from ..data.text.tokenizer import load_tokenizer
+from ..networks.configs import check_fit, check_sizes_taken, downscale_factor, is_ldmbert
+from ..utils.errors import ConfigError, ModelError
+from ..weights.configs import read_folder_config
+from ..weights.model_file import Component
+from .base import Family, Sitting, check_sides, published_config
+from .settings import PartsSettings, TextToImageSettings, UNetSettings, config_option, learning_rate_of, weights_option
 
 _model = partial(option, section="model")
 
 
-def _trains_text_encoder(given) -> bool:
-    if trains_adapters(given):
-        return adapts_text_encoder(given)
-    return not (given.freeze_text_encoder or given.pretrained_text_encoder_name)
+class TextToImage(Family):
+    """Trains what removes the noise, and the text encoder unless that is frozen. `Config` is a TextToImageSettings."""
+
+    plural = "text-to-image models"
+    components: ClassVar = {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"}
+    needs_process = True
+    export_folder = "pipeline"
+
+    def check(self, config: TextToImageSettings, data) -> None:
+        """Configs that are here: each by itself, together, and with the size of pictures and captions."""
+        if data.text_embeddings != "off" and config.trains_text_encoder:
+            raise ConfigError(
+                f"--text_embeddings cached is for a text encoder that is not trained; {config.how_to_freeze}"
+            )
+        configs = self.configs(config)
+        self.check_configs(configs, config)
+        if configs["vae"]:
+            check_sides(downscale_factor(configs["vae"]), "the VAE's", data)
+        read = configs["text_encoder"] if self.places(config)["text_encoder"] else None
+        positions = (read or {}).get("max_position_embeddings", config.model_max_length)
+        if positions < config.model_max_length:
+            raise ModelError(
+                f"the text encoder knows {positions} positions, fewer than --model_max_length "
+                f"{config.model_max_length}; use the model's own"
+            )
+
+    def configs(self, config, published: bool = False) -> dict[str, dict | None]:
+        """The completed configs of components, None for weights that are not here, unless `published` are asked for.
+        Raises ConfigError, ModelError."""
+        found: dict[str, dict | None] = {}
+        for name, place in self.places(config).items():
+            kind = self.components[name]
+            found[name] = read_folder_config(kind, place) if place else self.new_config(name, config, found)
+            if place and published and not found[name]:
+                found[name] = published_config(kind, name, place)
+        return found
+
+    def new_config(self, name: str, config, found: dict) -> dict | None:
+        """That of a component built anew, beside those `found`; None where it follows from what is not here."""
+        return None if config.starts_from_pipeline else config.new_configs()[name]
+
+    def places(self, config: TextToImageSettings) -> dict[str, str | None]:
+        """Component to the folder or name of its weights; None where it is built anew."""
+        if config.starts_from_pipeline:
+            return dict.fromkeys(self.components, config.model_name_or_path)
+        return config.component_names()
+
+    def networks(self, config: TextToImageSettings, data) -> dict[str, Component]:
+        """Also of published models that are not here. A new text encoder has the words of a tokenizer in a folder."""
+        configs = self.configs(config, published=True)
+        if not self.places(config)["text_encoder"]:
+            sizes = {"max_position_embeddings": config.model_max_length}
+            if config.tokenizer_name and Path(config.tokenizer_name).is_dir():
+                sizes["vocab_size"] = load_tokenizer(config.tokenizer_name, config.model_max_length).vocab_size
+            configs["text_encoder"] |= sizes
+        self.check_configs(configs, config)
+        whole = not config.trains_adapters
+        trained = {"vae": False, "text_encoder": config.trains_text_encoder and whole, config.denoiser: whole}
+        return {name: Component(configs[name], is_trained) for name, is_trained in trained.items()}
+
+    def check_configs(self, configs: dict, config: TextToImageSettings) -> None:
+        """Raises ModelError where completed configs, by name, of those that are known, make no model of this family."""
+        check_fit(configs)
+        if configs.get("unet"):
+            check_sizes_taken(configs["unet"], config.size_conditioning)
+
+    def build(self, config: TextToImageSettings, data, seed: int):
+        """From weights or from configs, with the tokenizer of what it starts from unless another is named."""
+        from ..weights.fill import config_of
+        from .ldm_build import build_ldm, tokenizer_source
+
+        tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
+        assemble = partial(self.assemble, config, seed)
+        model = build_ldm(config, tokenizer.vocab_size, seed, data.resolution, assemble)
+        model.tokenizer = tokenizer
+        model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
+        model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
+        self.check_configs({name: config_of(name, getattr(model, name)) for name in self.components}, config)
+        check_sides(downscale_factor(model.vae.config), "the VAE's", data)
+        if config.trains_adapters:
+            from ..networks.adapters import adapt
+
+            adapt(model, config, seed)
+        return model
+
+    def assemble(self, config: TextToImageSettings, seed: int, *parts):
+        """The model of built parts, as `LatentDiffusionModel` takes them."""
+        from .ldm_build import class_of
+
+        return class_of(self.components)(*parts)
+
+    def draw(self, sitting: Sitting) -> tuple[dict, dict]:
+        """Samples at each guidance scale, and what the autoencoder makes of pictures."""
+        from .ldm_draw import draw_sample_pictures
+
+        return draw_sample_pictures(sitting), {}
+
+    def export(self, model, config: TextToImageSettings, dataset, folder: Path, average, metadata: dict) -> None:
+        """A ppdiffusers pipeline."""
+        from ..weights.write import write_weights
+        from .ldm_build import weights_of
+
+        weights = weights_of(model, average)
+        weights.metadata = {
+            **metadata, "model_max_length": config.model_max_length, "ema": average is not None
+        }  # fmt: skip
+        write_weights(weights, "ppdiffusers", folder)
 
 
 @dataclass(kw_only=True)
@@ -67,16 +175,15 @@ class LdmConfig(UNetSettings):
         kind="tokenizer",
     )
     freeze_text_encoder: bool = _model(False, "Train the UNet only.", identity=True)
-    text_encoder_learning_rate: float | None = learning_rate_of(
+    text_encoder_learning_rate: Positive | None = learning_rate_of(
         "the text encoder",
         Needs(
             "a text encoder that is trained: those of --freeze_text_encoder and --pretrained_text_encoder_name are not",
-            _trains_text_encoder,
+            lambda given: given.trains_text_encoder,
         ),
     )
 
     def check(self) -> None:
-        """Raises ConfigError for combinations that cannot work."""
         components = (
             self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path, self.unet_name_or_path,
             self.pretrained_text_encoder_name,
@@ -97,27 +204,26 @@ class LdmConfig(UNetSettings):
         super().check()
 
     @property
-    def trains_text_encoder(self) -> bool:
-        """False where it is frozen."""
-        return _trains_text_encoder(self)
+    def train_text_encoder(self) -> bool:
+        return not (self.freeze_text_encoder or self.pretrained_text_encoder_name)
 
     @property
     def starts_from_pipeline(self) -> bool:
         """True where the weights come from an exported pipeline, not from configs."""
         return self.model_name_or_path is not None and self.model_name_or_path not in KNOWN_MODELS
 
-    def component_names(self) -> dict[str, str | None]:
-        """As the flags say, and the published VAE where they name none."""
-        names = (self.vae_name_or_path or DEFAULT_VAE, self.pretrained_text_encoder_name, self.unet_name_or_path)
-        return dict(zip(LatentDiffusion.components, names, strict=True))
+    def name_of(self, component: str) -> str | None:
+        """The published VAE where none is named."""
+        if component == "vae":
+            return self.vae_name_or_path or DEFAULT_VAE
+        return self.pretrained_text_encoder_name if component == "text_encoder" else self.unet_name_or_path
 
-    def config_files(self) -> dict[str, str]:
-        """Text encoder and UNet to their config files: those given, else those of the published size."""
-        text_encoder, unet = KNOWN_MODELS[self.model_name_or_path or DEFAULT_MODEL]
-        return {
-            "text_encoder": self.text_encoder_config_file or text_encoder,
-            "unet": self.unet_config_file or unet,
-        }
+    def file_of(self, component: str) -> str | None:
+        """Of the published size where none is given."""
+        published = dict(
+            zip(("text_encoder", "unet"), KNOWN_MODELS[self.model_name_or_path or DEFAULT_MODEL], strict=True)
+        )
+        return super().file_of(component) or published.get(component)
 
 
 class LatentDiffusion(TextToImage):
@@ -126,4 +232,30 @@ class LatentDiffusion(TextToImage):
     Config = LdmConfig
 
 
-FAMILY = LatentDiffusion()
+@dataclass(kw_only=True)
+class StableDiffusionConfig(PartsSettings, UNetSettings):
+    """What is trained, and where its components come from."""
+
+    family: ClassVar[str] = "stable_diffusion"
+    new_text_encoder = "clip"
+
+    unet_name_or_path: str | None = weights_option("UNet to start from", in_parts=True)
+    unet_config_file: str | None = config_option(
+        "unet", "a UNet2DConditionModel that is trained from scratch", "unet_sd1, unet_sd2", in_parts=True
+    )
+
+
+class StableDiffusion(TextToImage):
+    """Of CLIP's text encoder."""
+
+    plural = "Stable Diffusion models"
+    Config = StableDiffusionConfig
+
+    def check_configs(self, configs: dict, config: StableDiffusionConfig) -> None:
+        """Also that the text encoder is CLIP's."""
+        super().check_configs(configs, config)
+        if configs["text_encoder"] and is_ldmbert(configs["text_encoder"]):
+            raise ModelError("the text encoder is an LDMBert, not CLIP's; train it as `family: ldm`")
+
+
+FAMILIES = (LatentDiffusion(), StableDiffusion())

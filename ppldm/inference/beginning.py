@@ -8,10 +8,8 @@ from typing import TypeAlias
 import numpy as np
 from PIL import Image
 
-from ..data.control.filters import with_hole
-from ..data.control.spec import apply_filter, make_filter
-from ..data.images.crop import CropRule, DrawnCrop
-from ..data.images.decode import lay_on_white, open_upright
+from ..data.control import apply_filter, make_filter, with_hole
+from ..data.images import CropRule, DrawnCrop, lay_on_white, open_upright
 from ..utils.errors import ConfigError, RowError
 from ..utils.rng import Stream, make_rng
 
@@ -26,10 +24,8 @@ def read_control(
     path, num_channels: int, size: tuple[int, int], made_by: str | None = None, seed: int = 0
 ) -> np.ndarray:
     """The control image, uint8 [num_channels, H, W], of `size` (H, W) in a picture's file: its centre, resized to cover
-    that; or what the filter `made_by` makes of it, with draws of `seed`.
-
-    Of four channels the last is the hole that is to be drawn: where a picture is transparent. Raises ConfigError.
-    """
+    that; or what the filter `made_by` makes of it, with draws of `seed`. Of four channels the last is the hole that is
+    to be drawn: where a picture is transparent. Raises ConfigError."""
     image = open_image(path, "--control")
     pixels = cut_centre(np.asarray(lay_on_white(image)), size)
     if made_by:
@@ -56,14 +52,12 @@ def check_sides(**sides) -> None:
 
 
 def read_image(image: Picture, size: tuple[int, int]) -> np.ndarray:
-    """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. `image`: a file, a PIL picture, or
-    [H, W, 3] uint8. Raises ConfigError."""
+    """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. Raises ConfigError."""
     return cut_centre(_read(image, "--image"), size)
 
 
 def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
-    """bool [H, W], cut as `read_image` does: True where a picture is lighter than the middle, and is drawn anew; or of
-    [H, W] bool. Raises ConfigError."""
+    """bool [H, W], cut so: True where a picture is light, and is drawn anew; or of [H, W] bool. Raises ConfigError."""
     if isinstance(mask, np.ndarray) and mask.dtype == bool:
         mask = mask.astype(np.uint8) * 255
     light = Image.fromarray(_read(mask, "--mask")).convert("L")
@@ -86,8 +80,7 @@ def _read(image: Picture, flag: str) -> np.ndarray:
 
 
 def open_image(image: Picture, flag: str) -> Image.Image:
-    """A picture, decoded as training decodes pictures: RGBA where it may be transparent, else RGB. Raises
-    ConfigError."""
+    """A picture as training decodes it: RGBA where it may be transparent, else RGB. Raises ConfigError."""
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim not in (2, 3) or image.shape[2:] not in ((), (3,)):
             raise ConfigError(f"{flag} is {list(image.shape)} of {image.dtype}; [H, W, 3] of uint8 is due")

@@ -33,10 +33,9 @@ def export(
     load_paddle()
     from ..utils.log import get_logger, quiet_libraries
     from ..weights.folders import FOLDERS
-    from ..weights.layouts.cascade import write_cascade
     from ..weights.lora.merge import add_loras
     from ..weights.read import read_cascade, read_weights
-    from ..weights.write import why_drawn_by_ppldm, write_weights
+    from ..weights.write import why_drawn_by_ppldm, write_cascade, write_weights
 
     quiet_libraries()
     source = locate_model(model, offline)

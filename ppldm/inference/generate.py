@@ -1,8 +1,7 @@
 """`ppldm generate`: pictures from prompts, in one process or several, resumed where it stopped.
 
-Every picture carries its settings and the model's fingerprint in a text chunk of its PNG file. A picture that is there
-with the same settings is not drawn again; so the same command goes on. Other settings replace it. Pictures of other
-prompts stay: without `--out` the next free folder is taken, and a folder that is named is refused.
+A picture that is there with the same settings and model is not drawn again; other settings replace it. Pictures of
+other prompts stay: without `--out` the next free folder is taken, and a folder that is named is refused.
 """
 
 import secrets
@@ -11,18 +10,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Annotated
 
-from ..networks.engine import Engine
+from ..networks.engine import Dtype, Engine
 from ..utils.machine.devices import use_device
-from ..utils.report import print_report
+from ..utils.text import print_report
 from ..weights.fetch import check_name
 from ..weights.lora.flag import Loras, check_loras
-from .half import Dtype
-from .pictures.ask import plan_of
-from .pictures.draw import check_folder, draw_plan, estimate, free_folder, write_summary
-from .pictures.like import OF_MODEL, check_likeness
+from .pictures.ask import OF_MODEL, check_likeness, plan_of
+from .pictures.draw import check_folder, describe_source, draw_plan, estimate, free_folder, write_summary
 from .pictures.plan import Plan
-from .pictures.source import describe_source
-from .prompt_notes import describe_prompts
+from .prompt_weights import describe_prompts
 
 _Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
 _Axes = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "SETTING=VALUE,…"}]
@@ -100,8 +96,7 @@ generate.aliases = {
 
 def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     from ..utils.log import quiet_libraries
-    from ..utils.processes.meeting import join_world
-    from ..utils.processes.rank_watch import barrier
+    from ..utils.processes.ranks import barrier, join_world
     from .beginning import read_beginning
     from .load import load
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
-from ..utils.report import print_report
+from ..utils.text import print_report
 from ..weights.lora.flag import Loras
 from .export import export
 
@@ -45,9 +45,8 @@ def extract(
     target = local_path(out)
     from ..weights.fetch import locate_model
     from ..weights.folders import FOLDERS
-    from ..weights.lora.extract import check_keys, extract_lora
-    from ..weights.lora.files import write_lora
-    from ..weights.lora.keys import COMPONENTS
+    from ..weights.lora.files import COMPONENTS, write_lora
+    from ..weights.lora.merge import check_keys, extract_lora
     from ..weights.read import read_weights
 
     kinds = [name for name in COMPONENTS if name in FOLDERS]  # of text-to-image models

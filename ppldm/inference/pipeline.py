@@ -16,7 +16,7 @@ import numbers
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, wraps
+from functools import cached_property, lru_cache, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
@@ -37,24 +37,25 @@ from ..utils.log import get_logger
 from ..utils.rng import MAX_SEED
 from ..utils.text import did_you_mean
 from .beginning import Picture, check_sides, read_beginning, read_control
-from .prompt_notes import describe_prompts
-from .prompt_weights import batches_alike, check_syntax, chunks_of, words_of
-from .prompt_wildcards import Wildcards
-from .prompts import MOST_SAMPLES, check_prompt
-from .text_states import TextStates
+from .prompt_weights import batches_alike, check_syntax, chunks_of, describe_prompts, parse_weights, tokens_of, words_of
+from .prompts import MOST_SAMPLES, Wildcards, check_prompt
 
 _SHOWN = 60  # letters of a value in a message
 OUTPUTS = ("numpy", "pil", "latents")
 # What diffusers' pipelines call them.
 _OF_DIFFUSERS = {"num_images_per_prompt": "num_samples", "mask_image": "mask", "output_type": "output",
                  "generator": "seed", "scheduler": "sampler", "callback_on_step_end": "callback"}  # fmt: skip
+_KEPT = 64  # texts: those of Stable Diffusion 1 take 0.24 MB each
+
+# Their mean says nothing of hidden states where it is less than this share of their root mean square: those of a text
+# encoder that ends in a norm without a bias have the mean zero but for rounding.
+_NO_MEAN = 0.01
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def check_keywords(others: Mapping[str, str] = MappingProxyType({})) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """A function that raises ConfigError for a keyword which it does not have, and names the one that was meant.
-    others: names of other libraries, with its own."""
+    """A ConfigError for an unknown keyword, with the one meant. others: what other libraries call ours."""
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
         known = [name for name in inspect.signature(function).parameters if name != "self"]
@@ -73,9 +74,8 @@ def check_keywords(others: Mapping[str, str] = MappingProxyType({})) -> Callable
 
 
 class TextToImage:
-    """A model in evaluation mode with its tokenizer. `resolution`: the side of its training pictures, pixels. `lora`:
-    what was merged into it. `computed`: the engine or the dtype where it is not Paddle in float32, by name; `autocast`
-    makes the context of that."""
+    """A model in evaluation mode with its tokenizer. `resolution`: the side of its training pictures. `lora`: what was
+    merged into it. `computed`: the engine or dtype, if not the usual; `autocast` makes its context."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class TextToImage:
         self.model, self.tokenizer, self.resolution, self.lora = model, tokenizer, resolution, list(lora)
         self.computed, self._autocast = computed, autocast
         self.example_prompt = ""  # one that its training has shown, where that is known
-        self._states = TextStates(model, tokenizer)
+        self._states, self._drawn_with = TextStates(model, tokenizer), (model,)
 
     @check_keywords(_OF_DIFFUSERS)
     def generate(
@@ -178,10 +178,9 @@ class TextToImage:
         noise: np.ndarray | None = None,
         as_latents: bool = False,
     ) -> np.ndarray:
-        """One batch of pictures [B, H, W, 3] uint8; `size` is (height, width). control: as `read_control` gives it.
-        weighted: the prompts' syntax (`prompt_weights`); all are drawn of as many chunks. image, mask: as `beginning`
-        reads them. noise: what each starts from, [B, C, h, w] float32. as_latents: these, [B, C, h, w] float32. Raises
-        ConfigError."""
+        """One batch of pictures [B, H, W, 3] uint8; `size` is (height, width). control, image, mask: as they are read.
+        weighted: the prompts' syntax; all are drawn of as many chunks. noise: what each starts from, [B, C, h, w]
+        float32. as_latents: these. Raises ConfigError."""
         drawing = drawing.fit(self.model.process, self.model.usual)
         encode = self._states.encoder(weighted, chunks_of((*prompts, *negative_prompts), weighted))
         named_by = [words_of(one) for one in prompts] if weighted else None
@@ -201,8 +200,7 @@ class TextToImage:
         return latents.numpy() if as_latents else self._to_pictures(latents, prompts, indices, seeds)
 
     def _begin(self, image: np.ndarray, mask: np.ndarray | None, count: int) -> Beginning:
-        """The mean of the picture's posterior, and what of it is kept: a latent whose first pixel is not masked. image:
-        uint8 [3, H, W]; mask: bool [H, W]."""
+        """The posterior's mean of uint8 [3, H, W], and what is kept: latents whose first pixel is not masked."""
         pixels = to_unit_range(paddle.to_tensor(image)[None])
         latents = self._encode(pixels).expand([count, -1, -1, -1])
         if mask is None:
@@ -221,8 +219,7 @@ class TextToImage:
         return decode(self.model, latents, prompts)
 
     def read_control(self, path, size: tuple[int, int], made_by: str | None = None, seed: int = 0) -> np.ndarray:
-        """The control image that the model takes, uint8 [K, H, W] of `size`, from a picture's file. Raises
-        ConfigError."""
+        """The control image that the model takes, uint8 [K, H, W], from a picture's file. Raises ConfigError."""
         if not hasattr(self.model, "controlnet"):
             raise ConfigError("--control is for models with a ControlNet, and this one has none; omit it")
         num_channels = self.model.controlnet.config.conditioning_channels
@@ -234,8 +231,7 @@ class TextToImage:
         return height, width
 
     def encode(self, pictures: np.ndarray) -> np.ndarray:
-        """Pictures [B, H, W, 3] uint8 to latents [B, C, H/f, W/f] float32: the posterior's mean, scaled. Raises
-        ConfigError."""
+        """Pictures [B, H, W, 3] uint8 to scaled latents [B, C, H/f, W/f] float32, means. Raises ConfigError."""
         pictures = np.asarray(pictures)
         if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3:
             raise ConfigError(f"pictures are {_kind(pictures)}; [B, H, W, 3] of uint8 is due")
@@ -261,15 +257,66 @@ class TextToImage:
         check_sides(height=height, width=width)
         return latent_shape(self.model.vae.config, height=height, width=width)
 
-    def _drawn_with(self) -> tuple[paddle.nn.Layer, ...]:
-        return (self.model,)
-
     @cached_property
     def fingerprint(self) -> str:
         """CRC-32 of all weights and the vocabulary, 8 hexadecimal digits: tells models apart in records."""
-        layers = self._drawn_with()
-        arrays = ((name, value.numpy()) for one in layers for name, value in one.state_dict().items())
+        arrays = ((name, value.numpy()) for one in self._drawn_with for name, value in one.state_dict().items())
         return checksum_arrays(arrays, zlib.crc32("\n".join(self.tokenizer.vocab).encode()))
+
+
+class TextStates:
+    """What a model in evaluation mode is told of texts: each is encoded once, by itself, whatever it is drawn with."""
+
+    def __init__(self, model, tokenizer):
+        self._model, self._tokenizer = model, tokenizer
+        self._plain, self._weighted = (lru_cache(_KEPT)(one) for one in (self._encode, self._encode_weighted))
+
+    def encoder(self, weighted: bool = False, num_chunks: int = 1) -> Callable[[list[str]], dict]:
+        """What `model.condition` gives of B texts; where they are `weighted`, each of `num_chunks`, the lacking ones
+        empty as in webui. Raises ConfigError where the model cannot draw by such texts."""
+        if weighted:
+            if self._model.words is None:
+                raise ConfigError(
+                    "--prompt-syntax weighted is for models that look at the state of each word, and this one is also "
+                    "told one of the whole prompt; omit it"
+                )
+            if num_chunks > 1 and not self._model.joins_words:
+                raise ConfigError(
+                    f"BREAK makes {num_chunks} chunks of a prompt, and this model has places for the words of one; "
+                    "omit BREAK"
+                )
+            return lambda texts: _stack([self._weighted(one, num_chunks) for one in texts])
+        return lambda texts: _stack([self._plain(one) for one in texts])
+
+    @paddle.no_grad()
+    def _encode(self, text: str) -> dict:
+        return self._model.condition(paddle.to_tensor(self._tokenizer.encode([text])))
+
+    @paddle.no_grad()
+    def _encode_weighted(self, text: str, num_chunks: int) -> dict:
+        chunks = parse_weights(text)
+        chunks += [[("", 1.0)]] * (num_chunks - len(chunks))
+        parts, words = [], self._model.words
+        for ids, weights in (tokens_of(one, self._tokenizer) for one in chunks):
+            part = self._model.condition(paddle.to_tensor(ids[None]))
+            parts.append(part | {words: emphasise(part[words], weights)})
+        return {name: None if one is None else paddle.concat([part[name] for part in parts], axis=1)
+                for name, one in parts[0].items()}  # fmt: skip
+
+
+def emphasise(hidden, weights: np.ndarray):
+    """Hidden states [1, L, D] of a chunk, where each token counts by its weight [L]; the same where all are 1."""
+    if (weights == 1).all():
+        return hidden
+    weighted = hidden * paddle.to_tensor(weights).astype(hidden.dtype).reshape([1, -1, 1])
+    before, after = (float(one.astype("float32").mean()) for one in (hidden, weighted))
+    least = _NO_MEAN * float(hidden.astype("float32").square().mean()) ** 0.5
+    return weighted * (before / after) if abs(before) > least and abs(after) > least else weighted
+
+
+def _stack(conditions: list[dict]) -> dict:
+    return {name: None if one is None else paddle.concat([condition[name] for condition in conditions])
+            for name, one in conditions[0].items()}  # fmt: skip
 
 
 def _texts(prompt, negative_prompt) -> tuple[list[str], list[str]]:
@@ -305,8 +352,7 @@ def _check_kinds(control, control_filter, control_scale, wildcards, callback) ->
 
 
 def _jobs(prompts, places: list[tuple[int, int]], folder) -> list[tuple[str, str, int, int]]:
-    """(prompt, negative prompt, seed, index) of each picture, of pairs of prompts at (seed, index), with choices from
-    the wildcards of `folder`. Raises ConfigError."""
+    """(prompt, negative prompt, seed, index) of each picture, with choices from wildcards. Raises ConfigError."""
     pairs = list(prompts)
     if folder is None:
         return [(*pair, *place) for pair in pairs for place in places]

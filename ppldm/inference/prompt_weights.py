@@ -4,25 +4,37 @@ r"""`--prompt-syntax weighted`: words that count more or less, and prompts longe
     (word:1.3)    weight 1.3                          \( \) \[ \] \\   these characters as they are
     BREAK         what follows is encoded by itself; its hidden states stand behind those of what precedes
 
-The grammar is that of AUTOMATIC1111's stable-diffusion-webui ("Attention/emphasis" and "BREAK keyword" of its wiki): a
-bracket that is not closed reaches to the end, one that was not opened is text. So is what it does with weights (its
-emphasis "Original"): a token's hidden state is multiplied by its weight, then all states of the chunk by one number
-that restores their mean.
+As in AUTOMATIC1111's stable-diffusion-webui, a bracket that is not closed reaches to the end, one not opened is
+text; a token's hidden state is multiplied by its weight, then all states of the chunk by one that restores their mean.
+
+`describe_prompts` says what of a prompt does not reach the model as it was meant: unknown words, with the nearest
+known; what is cut at the text encoder's length; and webui's syntax that is drawn as words. There `AND` is named only
+beside other marks of webui: people also stress a word so. Of brackets with numbers only those are that hold letters
+right before the number: "(ratio 16:9)" and "[at 10:30:00]" are text.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from string import punctuation
 from typing import TypeVar
 
 import numpy as np
 
 from ..utils.errors import ConfigError
+from ..utils.text import nearest
 
 SYNTAXES = ("plain", "weighted")
 MORE = 1.1  # what a bracket multiplies by
 _MARKS = re.compile(r"\\([()\[\]\\])|:\s*([+-]?(?:\d+\.?\d*|\.\d+))\s*\)|([(\[)\]])")
 _BREAK = re.compile(r"\s*\bBREAK\b\s*")
+_SHOWN_WORDS, _SHOWN_MARKS, _SHOWN_LETTERS = 20, 3, 60
+_NEAR = 0.7  # of 1: as near words must be
+_NUMBER = r"\s*[+-]?(?:\d+\.?\d*|\.\d+)\s*"
+_LORA = re.compile(r"<(?:lora|lyco|hypernet):[^<>:\s]+(?::[^<>]*)?>", re.IGNORECASE)
+_EDITS = re.compile(rf"\[[^\[\]:|]*:?[^\[\]:|]*[^\W\d]\s*::?{_NUMBER}\]|\[[^\[\]|]*\|[^\[\]]*\]")
+_WEIGHTS = re.compile(rf"\([^()\[\]:]*[^\W\d]\s*:{_NUMBER}\)")
+_AND = re.compile(r"\bAND\b")
 
 _Job = TypeVar("_Job")
 Chunk = list[tuple[str, float]]  # texts and their weights, one behind the other
@@ -54,11 +66,6 @@ def parse_weights(prompt: str) -> list[Chunk]:
     for bracket, factor in (("(", MORE), ("[", 1 / MORE)):
         while opened[bracket]:
             close(bracket, factor)
-    return _divide(pieces)
-
-
-def _divide(pieces: list[list]) -> list[Chunk]:
-    """The chunks of texts, each with its weight and whether BREAK divides it."""
     chunks: list[Chunk] = [[]]
     for text, weight, divides in pieces:
         for number, part in enumerate(_BREAK.split(text) if divides else [text]):
@@ -73,8 +80,7 @@ def _divide(pieces: list[list]) -> list[Chunk]:
 
 
 def tokens_of(chunk: Chunk, tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """(token ids [L] int64, weights [L] float32, 1 of special tokens and padding) of a chunk, cut where it is too long
-    for the text encoder."""
+    """(token ids [L] int64, weights [L] float32, 1 of special tokens and padding) of a chunk, cut where too long."""
     *rows, ids = tokenizer.encode([*(text for text, _ in chunk), ""])
     weights, start = np.ones(len(ids), np.float32), 1
     for row, (_, weight) in zip(rows, chunk, strict=True):
@@ -96,8 +102,7 @@ def chunks_of(prompts: Iterable[str], weighted: bool) -> int:
 
 
 def batches_alike(jobs: Iterable[_Job], alike: Callable[[_Job], object], size: int) -> Iterator[list[_Job]]:
-    """Jobs in their order, in batches of at most `size` that are `alike`: as pictures of as many chunks are, which are
-    drawn together."""
+    """Jobs in their order, in batches of at most `size` that are `alike`, and so can be drawn together."""
     for _, run in groupby(jobs, alike):
         found = list(run)
         yield from (found[start : start + size] for start in range(0, len(found), size))
@@ -108,3 +113,62 @@ def check_syntax(syntax: str) -> str:
     if not isinstance(syntax, str) or syntax not in SYNTAXES:
         raise ConfigError(f"--prompt-syntax {syntax} is not one of {', '.join(SYNTAXES)}")
     return syntax
+
+
+def describe_prompts(pipeline, texts: Iterable[str], weighted: bool = False, has_syntaxes: bool = True) -> str:
+    """What a model does not see of texts as they say it, or "". has_syntaxes: whether a syntax may be chosen."""
+    found = list(dict.fromkeys(text for text in texts if text))
+    read = ["".join(one for one, _ in chunk) for text in found for chunk in parse_weights(text)] if weighted else found
+    said = [_unknown(pipeline.tokenizer, read), _cut(pipeline, found, weighted, has_syntaxes),
+            _webui(found, weighted, has_syntaxes)]  # fmt: skip
+    return "; ".join(one for one in said if one)
+
+
+def _unknown(tokenizer, texts: list[str]) -> str:
+    found = tokenizer.unknown_words([_LORA.sub(" ", text) for text in texts])
+    words = [word for word in found if not {*word} <= {*punctuation}]
+    shown = []
+    for word in words[:_SHOWN_WORDS]:  # only words with the same first letter are compared
+        near = nearest(word.lower(), sorted(one for one in tokenizer.seen or () if one[0] == word[0].lower()), _NEAR)
+        shown.append(f"{word} (nearest that it knows: {near})" if near else word)
+    more = ", …" if len(words) > _SHOWN_WORDS else ""
+    return f"words that the model does not know: {', '.join(shown)}{more}" if words else ""
+
+
+def _cut(pipeline, texts: list[str], weighted: bool, has_syntaxes: bool) -> str:
+    room, rests = pipeline.tokenizer.max_length - 2, []
+    for text in texts:
+        for chunk in parse_weights(text) if weighted else [[(text, 1.0)]]:
+            left, rest = room, ""
+            for piece, _ in chunk:
+                count, over = pipeline.tokenizer.measure(piece, left)
+                left, rest = max(0, left - count), f"{rest}{over}"
+            rests += [rest.strip()] if rest.strip() else []
+    if not rests:
+        return ""
+    more = f" and {len(rests) - 1} more" if len(rests) > 1 else ""
+    joins = has_syntaxes and pipeline.model.words is not None and pipeline.model.joins_words
+    remedy = ", or divide it with BREAK (--prompt_syntax weighted)" if joins else ""
+    unseen = f"{_short(rests[0])!r}{more}"
+    return f"longer than the {room} tokens that the model reads: it does not see {unseen}; shorten it{remedy}"
+
+
+def _webui(texts: list[str], weighted: bool, has_syntaxes: bool) -> str:
+    loras, others = _found(_LORA, texts), _found(_EDITS, texts)
+    others += [] if weighted else _found(_WEIGHTS, texts)
+    if weighted or loras or others:
+        others += _found(_AND, texts)
+    said = [f"{', '.join(loras)} (load the file with --lora FILE:WEIGHT)"] if loras else []
+    if others:
+        syntax = "" if weighted or not has_syntaxes else "; --prompt_syntax weighted reads (word:1.2), [word] and BREAK"
+        said.append(f"{', '.join(others)} (write it out{syntax})")
+    return f"webui's syntax, which is drawn as words: {', '.join(said)}" if said else ""
+
+
+def _found(pattern: re.Pattern, texts: list[str]) -> list[str]:
+    marks = list(dict.fromkeys(_short(mark[0]) for text in texts for mark in pattern.finditer(text)))
+    return [*marks[:_SHOWN_MARKS], *(["…"] if len(marks) > _SHOWN_MARKS else [])]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"

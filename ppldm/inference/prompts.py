@@ -1,27 +1,41 @@
 """What to draw, from the command line and from files: text, TSV, CSV or JSON lines, by the file's suffix.
 
-    .tsv, .csv          with a header; the prompt's column is the first of `prompt`, `caption_en`, `caption`, `text`
+    .tsv, .csv          with a header; the prompt's column is the first of `PROMPT_COLUMNS`
     .jsonl, .json       an object, or a text, a line, with the same names; or a JSON list of these
     .json of COCO       an object with `annotations`, as captions_val2014.json: of each picture its first caption
     anything else       a prompt a line; after a tab, a remark that is shown behind the prompt
 
 Optional columns: `negative_prompt`, `seed`, `remark`.
+
+Choices in prompts: "a {red|blue} heart", and `__colour__` for a line of FOLDER/colour.txt (`--wildcards FOLDER`). A
+choice, a line that is not blank and does not begin with #, may hold braces and other lists. What is chosen is a
+function of (seed, prompt, index), each choice as likely as the others.
 """
 
 import csv
 import io
 import json
+import os
+import re
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
+from ..data.text.captions import expand_wildcards
 from ..utils.errors import ConfigError
 from ..utils.files import read_given_text
-from ..utils.rng import MAX_SEED
+from ..utils.rng import MAX_SEED, Stream, make_rng
+from ..utils.text import did_you_mean
 
 PROMPT_COLUMNS = ("prompt", "caption_en", "caption", "text")
 MOST_SAMPLES = 1_000_000  # of a prompt
-_SHOWN = 40  # letters of a prompt in a message
+_SHOWN = 60  # letters of a prompt in a message
 _COCO_NAMES = ("coco1k", "coco10k", "coco30k")
+_DEEPEST = 100  # lists that lead to one another
+_MOST_LETTERS = 100_000  # of all the choices of one prompt together
+_NAME = re.compile(r"__([^\W_](?:[\w/-]*?[^\W_])?)__")  # no dots, so nothing outside of the folder
 
 
 @dataclass(frozen=True)
@@ -71,8 +85,7 @@ def check_prompt(text, what: str) -> None:
 
 
 def _read_table(path, text: str, delimiter: str) -> list[Request]:
-    """Quotes as RFC 4180 says; in a TSV they may also stand inside a field, as captions have them, but not span lines:
-    that would be a quote which nobody closed."""
+    """Quotes as in RFC 4180; in a TSV also inside a field, as captions have them, but none may span lines."""
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=delimiter == ",")
     requests = []
     try:
@@ -146,13 +159,80 @@ def _request(where: str, row: dict) -> Request:
     negative_prompt = row.get("negative_prompt") or ""
     check_prompt(prompt, f"{where}: the prompt")
     check_prompt(negative_prompt, f"{where}: the negative_prompt")
-    return Request(prompt.strip(), negative_prompt, _read_seed(where, row.get("seed")), str(row.get("remark") or ""))
+    said, seed = row.get("seed"), None
+    if said is not None and said != "":
+        text = str(said).strip()
+        if not text.isdecimal() or len(text) > 20 or int(text) > MAX_SEED:
+            raise ConfigError(f"{where}: the seed {said!r} is not a whole number from 0 to {MAX_SEED}")
+        seed = int(text)
+    return Request(prompt.strip(), negative_prompt, seed, str(row.get("remark") or ""))
 
 
-def _read_seed(where: str, value) -> int | None:
-    if value is None or value == "":
-        return None
-    text = str(value).strip()
-    if not text.isdecimal() or len(text) > 20 or int(text) > MAX_SEED:
-        raise ConfigError(f"{where}: the seed {value!r} is not a whole number from 0 to {MAX_SEED}")
-    return int(text)
+class Wildcards:
+    """The lists of a folder. Raises ConfigError where it is none, or `check` does of one of `texts`."""
+
+    def __init__(self, folder, texts: Iterable[str] = ()):
+        self.folder = Path(folder).expanduser()
+        if not os.path.isdir(self.folder):
+            raise ConfigError(f"--wildcards {folder}: there is no such folder; give one with a text file for each list")
+        self.choices = cache(self._read)
+        self._depths: dict[str, int] = {}  # of the lists that have been checked
+        for text in texts:
+            self.check(text)
+
+    def check(self, text: str, within: tuple[str, ...] = ()) -> int:
+        """How many lists lead to one another below `text`. Raises ConfigError: missing, empty, circular, deep ones."""
+        deepest = 0
+        for name in dict.fromkeys(_NAME.findall(text)):
+            if name in within:
+                circle = " -> ".join([*within[within.index(name) :], name])
+                raise ConfigError(f"--wildcards {self.folder}: {circle} is a circle; take one of the names out")
+            if name not in self._depths and len(within) < _DEEPEST:
+                self._depths[name] = 1 + self.check("\n".join(self.choices(name)), (*within, name))
+            deepest = max(deepest, self._depths.get(name, 1))
+        if len(within) + deepest > _DEEPEST:
+            way = " -> ".join(within[:3] or _NAME.findall(text)[:1])
+            raise ConfigError(
+                f"--wildcards {self.folder}: more than {_DEEPEST} lists lead to one another, from {way} on; put their "
+                "choices in fewer lists"
+            )
+        return deepest
+
+    def resolve(self, text: str, seed: int, index: int) -> str:
+        """What picture `index` of the prompt `text`, which `check` has passed, is drawn of."""
+        draw, letters = make_rng(seed, Stream.PROMPT_WILDCARD, zlib.crc32(text.encode()), index).random, 0
+
+        def choose(found: re.Match) -> str:
+            nonlocal letters
+            lines = self.choices(found[1])
+            line = lines[int(draw() * len(lines))]
+            letters += len(line)
+            if letters > _MOST_LETTERS:
+                raise ConfigError(
+                    f"--wildcards {self.folder}: the choices for {text[:_SHOWN]!r} come to more than "
+                    f"{_MOST_LETTERS:,} letters; name fewer lists in the lists"
+                )
+            return expand(line)
+
+        def expand(one: str) -> str:
+            return _NAME.sub(choose, expand_wildcards(one, draw))
+
+        return expand(text)
+
+    def _read(self, name: str) -> list[str]:
+        path = self.folder / f"{name}.txt"
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"__{name}__: {path} is not a file; write one choice a line into one")
+        try:
+            lines = read_given_text(path).split("\n")
+        except OSError as error:
+            known = [one.relative_to(self.folder).with_suffix("").as_posix() for one in self.folder.rglob("*.txt")]
+            raise ConfigError(
+                f"__{name}__: cannot read {path} ({error.strerror}); {did_you_mean(name, sorted(known))}"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"__{name}__: {path} is not UTF-8 text; write one choice a line") from error
+        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if not found:
+            raise ConfigError(f"__{name}__: {path} holds no choices; write one a line")
+        return found

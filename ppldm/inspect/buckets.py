@@ -1,10 +1,9 @@
 """What aspect-ratio buckets would make of parts: which rows get which shape, and what is cut away, to be seen."""
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -12,20 +11,16 @@ from PIL import Image, ImageDraw
 from ..config.data import DataOptions
 from ..config.load import load, override_layer
 from ..config.option import options
-from ..data.images.crop import scale_to_cover
-from ..data.images.decode import decode_image
-from ..data.images.saliency import find_corner
+from ..data.images import decode_image, find_corner, scale_to_cover
 from ..data.select.selection import Selection, select_rows
-from ..data.shape_chart import draw_chart
 from ..data.shapes import Shape, make_shapes, shape_rule
 from ..utils.errors import ConfigError, DataError, RowError
-from ..utils.pictures import caption_font, save_png
+from ..utils.pictures import pad_alike, prompt_grid
 from ..utils.text import count_of
 from .parts import Indexed, locate, open_rows
 
 _PICTURES = 6  # of each shape, in a sheet
-_SIDE, _GAP, _LABEL, _LINE_HEIGHT = 160, 8, 130, 18  # pixels
-_FRAME = "#bbbbbb"
+_SIDE = 160  # pixels
 
 
 def read_settings(buckets: str, words: Sequence[str]) -> DataOptions:
@@ -40,22 +35,9 @@ def read_settings(buckets: str, words: Sequence[str]) -> DataOptions:
     return settings
 
 
-def report_shapes(indexed: Indexed, settings: DataOptions, sheet: str = "", chart: str = "") -> dict:
-    """`preview_shapes`, drawn to `sheet` and `chart`, where they are given. Raises as that, OutputError."""
-    report, draw = preview_shapes(indexed, settings)
-    if chart:
-        draw_chart(Path(chart), report, report["skipped"])
-    if sheet:
-        save_png(Path(sheet), draw())
-    return report
-
-
 def preview_shapes(indexed: Indexed, settings: DataOptions) -> tuple[dict, Callable[[], Image.Image]]:
     """(which rows of the parts that can be opened get which shape, and why the others none, JSON-ready; what draws
-    their contact sheet). Shapes are merged where the settings say the size of a group.
-
-    Raises DataError where no row gets one.
-    """
+    their sheet). Raises DataError where there are none."""
     sources = [replace(name.source, parts=(name.path,), weight=None) for name in indexed.rows]
     if not sources:
         raise DataError("no part can be opened, so that no row has a shape; correct the list of parts")
@@ -65,38 +47,19 @@ def preview_shapes(indexed: Indexed, settings: DataOptions) -> tuple[dict, Calla
 
 
 def draw_sheet(indexed: Indexed, selection: Selection, settings: DataOptions) -> Image.Image:
-    """A contact sheet: a line for each shape, of a few of its rows, whole, with what is cut away darkened. Of a random
-    crop the middle is shown."""
-    lines = []
+    """A few rows of each shape, with what is cut away darkened; of a random crop the middle."""
+    captions, pictures = [], []
     for code, one in enumerate(selection.buckets.report()["shapes"]):
         places = np.flatnonzero(selection.buckets.codes == code)
-        chosen = places[np.unique(np.linspace(0, len(places) - 1, _PICTURES).astype(int))]
-        pictures = [_read_picture(indexed, selection[place]) for place in chosen.tolist()]
-        shape = selection.buckets.shapes[code]
-        lines.append((one, [shade_cut(picture, shape, settings) for picture in pictures if picture]))
-    heights = [max([3 * _LINE_HEIGHT, *(picture.height for picture in pictures)]) + _GAP for _, pictures in lines]
-    sheet = Image.new("RGB", (_LABEL + _PICTURES * (_SIDE + _GAP), sum(heights) + _GAP), "white")
-    draw, top = ImageDraw.Draw(sheet), _GAP
-    for (one, pictures), height in zip(lines, heights, strict=True):
-        label = f"{one['width']} x {one['height']}\n{count_of(one['rows'], 'row')}\n{one['cut']:.0%} cut away"
-        draw.text((_GAP, top), label, fill="black", font=caption_font(12))
-        for column, picture in enumerate(pictures):
-            # In the middle of its cell, with a frame, which tells white pictures from the paper.
-            left = _LABEL + column * (_SIDE + _GAP) + (_SIDE - picture.width) // 2
-            above = top + (height - _GAP - picture.height) // 2
-            sheet.paste(picture, (left, above))
-            draw.rectangle((left - 1, above - 1, left + picture.width, above + picture.height), outline=_FRAME)
-        top += height
-    return sheet
-
-
-def _read_picture(indexed: Indexed, row: int) -> Image.Image | None:
-    name, number = locate(indexed, row)
-    with closing(open_rows(name)) as part:
-        try:
-            return decode_image(part.read(number).image)
-        except RowError:
-            return None  # `stats` counts it by its reason
+        shape, shaded = selection.buckets.shapes[code], [np.full((_SIDE, _SIDE, 3), 255, np.uint8)]
+        for place in places[np.unique(np.linspace(0, len(places) - 1, _PICTURES).astype(int))].tolist():
+            name, number = locate(indexed, selection[place])
+            with closing(open_rows(name)) as part, suppress(RowError):  # `stats` counts it by its reason
+                shaded.append(np.asarray(shade_cut(decode_image(part.read(number).image), shape, settings)))
+        captions.append(f"{one['width']} x {one['height']}: {count_of(one['rows'], 'row')}, {one['cut']:.0%} cut away")
+        # Padded to the white square before them, which stands alone where no picture can be read.
+        pictures.append(list(pad_alike(shaded))[min(1, len(shaded) - 1) :])
+    return prompt_grid(captions, pictures, side=_SIDE, columns=1)
 
 
 def shade_cut(picture: Image.Image, shape: Shape, settings: DataOptions) -> Image.Image:

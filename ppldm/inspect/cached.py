@@ -6,7 +6,7 @@ file beside a part of another content; those in a folder of their own may be of 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError, DataError, PartError
 from ..utils.log import progress
 from ..utils.processes.workers import map_in_threads, map_unordered
-from ..utils.report import print_report
+from ..utils.text import print_report
 from .parts import PartName, list_parts
 
 Content = tuple[int, int] | None  # bytes and CRC-32 of a part; None: it is not here to say
@@ -84,19 +84,26 @@ def cached(
     --latents-dir those of another content may be of `other` data.
     """
     lines: dict[tuple, dict] = {}
-    for file in _find_files(list_parts(filelists, layout, must_exist=False, latents_dir=latents_dir), list_files):
-        line = lines.setdefault(_identify(file), {"files": 0, "bytes": 0, "paths": []})
+    for file in _find_files(list_parts(filelists, layout, must_exist=False, latents_dir=latents_dir), unfinished=True):
+        try:
+            key = read_key(file.path)
+            settings = _settings_of(key)
+            made = digest_of(settings)[:8], file.state(key), key.what, _describe_settings(settings)
+        except PartError:
+            made = "-" * 8, "stale", "a file", "which cannot be read"
+        line = lines.setdefault(made, {"files": 0, "bytes": 0, "paths": []})
         line["files"] += 1
         line["bytes"] += file.path.stat().st_blocks * 512
         line["paths"].append(str(file.path))
     names = ("id", "state", "what", "made_of")
-    report = [dict(zip(names, own, strict=True)) | line for own, line in lines.items()]
-    chosen = [line for line in report if {line["id"], line["state"]} & set(delete or ())]
-    if missing := set(delete or ()) - {"stale", "other"} - {line["id"] for line in report}:
+    wanted, report = set(delete or ()), [dict(zip(names, own, strict=True)) | line for own, line in lines.items()]
+    if missing := wanted - {"stale", "other"} - {line["id"] for line in report}:
         raise ConfigError(f"--delete {min(missing)} is neither stale, other nor the digits before a line")
-    for path in [path for line in chosen for path in line["paths"]]:
-        Path(path).unlink()
-    print_report([line | {"deleted": line in chosen} for line in report], _describe_lines, json)
+    for line in report:
+        line["deleted"] = bool({line["id"], line["state"]} & wanted)
+        for path in line["paths"] if line["deleted"] else ():
+            Path(path).unlink()
+    print_report(report, _describe_lines, json)
 
 
 def _describe_lines(report: list[dict]) -> str:
@@ -108,50 +115,37 @@ def _describe_lines(report: list[dict]) -> str:
     return "\n".join(lines or ["no cached latents or text embeddings are there"])
 
 
-def _identify(found: _Found) -> tuple[str, str, str, str]:
-    """(digits that stand for what a file was made of, its state, what it holds, its settings in words)."""
-    try:
-        key = read_key(found.path)
-    except PartError:
-        return "-" * 8, "stale", "a file", "which cannot be read"
-    settings = _settings_of(key)
-    return digest_of(settings)[:8], found.state(key), key.what, _describe_settings(settings)
-
-
 def has_faults(survey: dict) -> bool:
     """Whether anything of a survey must be made again."""
     return bool(survey.get("bad_files")) or any(one["damaged"] for one in survey.get("cached", ()))
 
 
 def describe_survey(survey: dict) -> list[str]:
-    """Lines for people."""
     lines = []
     for one in survey.get("cached", ()):
         lines.append(
             f"{one['what']} of {one['complete']} of {one['rows']} rows, {_describe_settings(one['settings'])}: "
             f"{one['files']} file(s), {one['bytes'] / 1e9:.3f} GB"
         )
-        lines += [f"  missing: {one['missing']}"] * bool(one["missing"])
+        lines += [f"  missing: {one['missing']}"] if one["missing"] else []
         lines += [f"  bad rows, {reason}: {count}" for reason, count in one["bad"].items()]
         lines += [f"  damaged: {one['damaged']}, for example {one['examples'][0]}"] if one["damaged"] else []
     errors = list(survey.get("bad_files", {}).values())
     return lines + [f"  cannot be used: {error}" for error in errors[:10]]
 
 
-def _list_finished(folder: Path) -> dict[str, list[Path]]:
-    return {name: [path for path in paths if path.name[0] != "."] for name, paths in list_files(folder).items()}
-
-
-def _find_files(parts: list[PartName], listed: Callable = _list_finished) -> list[_Found]:
-    """The files of parts, each once, sorted."""
+def _find_files(parts: list[PartName], unfinished: bool = False) -> list[_Found]:
+    """The files of parts, each once, sorted. unfinished: those too that a process is writing, or has left so."""
     contents = defaultdict(set)
     for part, content in zip(parts, map_in_threads(_content, parts, "looking for latents"), strict=True):
         contents[part.source.latents_dir or part.path.parent, part.path.name].add(content)
-    folders = {folder: listed(folder) for folder, _ in contents}
+    folders = {folder: list_files(folder) for folder, _ in contents}
+    is_beside = all(part.source.latents_dir is None for part in parts)
     found = {
-        path: _Found(path, frozenset(own), all(part.source.latents_dir is None for part in parts))
+        path: _Found(path, frozenset(own), is_beside)
         for (folder, name), own in contents.items()
         for path in folders[folder].get(name, ())
+        if unfinished or path.name[0] != "."
     }
     return [found[path] for path in sorted(found)]
 
@@ -164,11 +158,8 @@ def _content(part: PartName) -> Content:
 
 
 def _measure(found: _Found, check_bytes: bool) -> tuple[dict | None, str | None]:
-    """(what a file holds, why it cannot be used); neither where it is of a part that is not listed.
-
-    Of the rows of the part, `complete` are there with all that is to be kept of them, `missing` not, and others bad by
-    reason; damaged: (path, row) of what is not what was written.
-    """
+    """(what a file holds, why it cannot be used); neither where it is of a part that is not listed. `complete` rows
+    have all that is to be kept of them; damaged: (path, row)."""
     try:
         file = CachedFile(found.path)
     except PartError as error:

@@ -5,7 +5,7 @@ A part that cannot be opened is a finding, not the end of the command: it is lis
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from ..data.cached.file import list_cached
 from ..data.filelist import Source, read_sources
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import open_part, summarize
-from ..data.formats.rows import Rows
-from ..data.select.columns import ensure_columns
+from ..data.formats.row import Rows
+from ..data.select.columns import read_columns
 from ..utils.errors import DataError, OutputError, RowError
 from ..utils.files import make_output_dir
 from ..utils.log import progress
@@ -45,11 +45,9 @@ class Indexed:
 
     @property
     def num_rows(self) -> int:
-        """The rows of all parts that can be opened."""
         return sum(self.rows.values())
 
     def bad_parts(self) -> dict[str, str]:
-        """Errors by path, for JSON."""
         return {str(part.path): error for part, error in self.bad.items()}
 
 
@@ -65,47 +63,32 @@ class Span:
 def list_parts(
     filelists: list[str], layout: str = DEFAULT_LAYOUT, must_exist: bool = True, latents_dir: str = ""
 ) -> list[PartName]:
-    """The parts of filelists and filelist lists, in order; `layout` of those that name none. latents_dir: where cached
-    latents lie; empty: beside their parts. Parts that need not exist, and have only latents here, are read from
-    these. Raises FilelistError, ConfigError."""
-    folder = Path(latents_dir) if latents_dir else None
-    parts = [
-        PartName(path, source.without_parts())
-        for filelist in filelists
-        for source in read_sources(filelist, layout, must_exist, latents_dir=folder)
-        for path in source.parts
-    ]
-    return parts if must_exist else [*map(_read_from_latents, parts)]
-
-
-def _read_from_latents(part: PartName) -> PartName:
-    if is_there(part.path) or not list_cached(part.source.latents_dir or part.path.parent, part.path.name):
-        return part
-    return PartName(part.path, replace(part.source, latents="cached"))
+    """The parts of filelists and their lists, in order; `layout` of those that name none. Parts that need not exist are
+    read from their latents. Raises ConfigError, FilelistError."""
+    folder, parts = Path(latents_dir) if latents_dir else None, []
+    for filelist in filelists:
+        for source in read_sources(filelist, layout, must_exist, latents_dir=folder):
+            for path in source.parts:
+                own = source.without_parts()
+                if not (must_exist or is_there(path)) and list_cached(own.latents_dir or path.parent, path.name):
+                    own = replace(own, latents="cached")
+                parts.append(PartName(path, own))
+    return parts
 
 
 def index_parts(parts: list[PartName], num_workers: int, with_columns: bool = False) -> Indexed:
     """Count the rows of parts, building the indexes that are missing; `with_columns` those too that `--where` reads."""
-    counts, errors = {}, {}
+    found: dict[PartName, int | str] = {}
     with progress(total=len(parts), desc="index", unit="part", delay=1) as bar:
-        for part, (rows, error) in map_unordered(partial(_count, with_columns=with_columns), parts, num_workers):
-            if error:
-                errors[part] = error
-            else:
-                counts[part] = rows
+        for part, count in map_unordered(partial(_count, with_columns=with_columns), parts, num_workers):
+            found[part] = count
             bar.update()
-    return Indexed(
-        {part: counts[part] for part in parts if part in counts},
-        {part: errors[part] for part in parts if part in errors},
-    )
+    rows = {part: count for part in parts if isinstance(count := found[part], int)}
+    return Indexed(rows, {part: error for part in parts if isinstance(error := found[part], str)})
 
 
 def over_rows(
-    function: Callable[[Span], Result],
-    indexed: Indexed,
-    num_workers: int,
-    name: str,
-    max_rows: int | None = None,
+    function: Callable[[Span], Result], indexed: Indexed, num_workers: int, name: str, max_rows: int | None = None
 ) -> Iterator[tuple[Span, Result]]:
     """`function` over all rows of the parts that can be opened, cut into spans, under a progress bar named `name`; with
     `max_rows`, over about so many, evenly spread: the same ones for any number of processes."""
@@ -139,23 +122,19 @@ def check_output(path: str) -> None:
 
 
 def describe_bad_parts(bad_parts: dict[str, str]) -> list[str]:
-    """Lines for people."""
     lines = [f"  cannot be opened: {error}" for error in list(bad_parts.values())[:10]]
     return lines + ([f"  and {len(bad_parts) - 10} more"] if len(bad_parts) > 10 else [])
 
 
 def count_not_rows(part: Rows, span: Span) -> Counter:
-    """What lies between the rows of a span and has no number, by reason: `blank` lines. A gap that cannot be read is
-    that of a row that cannot, which is counted."""
-    try:
-        blank = part.count_blank_lines(span.start, span.stop)
-    except RowError:
-        blank = 0
-    return Counter({"blank": blank}) if blank else Counter()
+    """What lies between the rows of a span and has no number, by reason: `blank` lines."""
+    with suppress(RowError):
+        if blank := part.count_blank_lines(span.start, span.stop):
+            return Counter(blank=blank)
+    return Counter()
 
 
 def describe_not_rows(not_rows: dict[str, int]) -> list[str]:
-    """Lines for people."""
     return [f"  not rows, {reason} lines: {count}" for reason, count in not_rows.items()]
 
 
@@ -169,16 +148,16 @@ def locate(indexed: Indexed, row: int) -> tuple[PartName, int]:
 
 
 def open_rows(part: PartName) -> Rows:
-    """The rows of a part. Raises DataError."""
     return open_part(part.path, part.source)
 
 
-def _count(part: PartName, with_columns: bool) -> tuple[int, str | None]:
+def _count(part: PartName, with_columns: bool) -> int | str:
+    """The rows of a part, or why it cannot be opened."""
     try:
         summary = summarize(part.path, part.source)
         if with_columns:
             with closing(open_rows(part)) as rows:
-                ensure_columns(rows, part.source)
-        return summary.rows, None
+                read_columns(rows, part.source, ())
+        return summary.rows
     except DataError as error:
-        return 0, str(error)
+        return str(error)

@@ -7,17 +7,16 @@
     OUT/.repack/                                       records by which the same command goes on
 
 Captions and image bytes stay what they are; `width` and `height` of the metadata become the image's own. A part is
-finished when its record is there and fits the content of its source (`ppldm.utils.jobs` has the rule).
+finished when its record fits the content of its source (`ppldm.utils.jobs`).
 
-`--in-place` rewrites parts of ordinary gzip under their own names, one after the other, so that the disk needs room for
-one more. Lines stay what they are, good rows or bad, and to every other reader the file is still ordinary gzip. Files
-of other formats are refused: they can hold what a part does not.
+`--in-place` rewrites parts of ordinary gzip under their own names, one after the other, line by line; to every other
+reader they are ordinary gzip still. Files of other formats are refused: they can hold what a part does not.
 """
 
 import os
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
@@ -27,8 +26,7 @@ from typing import Annotated
 from ..data.filelist import write_filelist
 from ..data.formats.base import indexing, is_gzip
 from ..data.formats.csv_table import list_images
-from ..data.formats.index.cache import find_stored
-from ..data.formats.index.entries import GZIP_MEMBERS, read_index
+from ..data.formats.index import GZIP_MEMBERS, find_stored
 from ..data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS, get_layout
 from ..data.formats.part import (
     PackedRows,
@@ -41,15 +39,14 @@ from ..data.formats.part import (
     write_lines,
     write_part,
 )
-from ..data.formats.row import BOM, EXAMPLES_PER_REASON, Row
-from ..data.formats.rows import Rows
+from ..data.formats.row import BOM, EXAMPLES_PER_REASON, Row, Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ..utils.files import write_json
 from ..utils.jobs import JobFolder, Piece, finish, list_pieces, make_key
 from ..utils.log import get_logger, progress
 from ..utils.processes.workers import check_workers, map_unordered
-from ..utils.report import print_report
 from ..utils.store.cache import address_of, in_store
+from ..utils.text import print_report
 from .parts import PartName, list_parts, open_rows
 
 
@@ -75,30 +72,24 @@ def repack(
         raise ConfigError("say where the parts go: --out DIR, or --in-place")
     parts = list_parts(filelists, layout)
     if in_place:
-        print_report(repack_in_place(parts, check_workers(num_workers or 1)), _describe_in_place, json)
-        return
-    manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo)
+        manifest = repack_in_place(parts, check_workers(num_workers or 1))
+    else:
+        manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo)
     print_report(manifest, partial(_describe, out), json)
 
 
 def _describe(out: str, manifest: dict) -> str:
+    if not out:
+        sizes = f"{manifest['bytes_before'] / 1e6:.3g} MB as {manifest['bytes_after'] / 1e6:.3g} MB"
+        return f"{manifest['rewritten']} of {manifest['parts']} part(s) rewritten in place, {sizes}"
     text = f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s)"
     lines = [text, *(f"  skipped, {reason}: {count}" for reason, count in manifest["skipped"].items())]
     return "\n".join([*lines, f"train with --file_list {Path(out, 'repacked.filelist.list')}"])
 
 
-def _describe_in_place(report: dict) -> str:
-    return (
-        f"{report['rewritten']} of {report['parts']} part(s) rewritten in place, "
-        f"{report['bytes_before'] / 1e6:.3g} MB as {report['bytes_after'] / 1e6:.3g} MB"
-    )
-
-
 def repack_in_place(parts: list[PartName], num_workers: int) -> dict:
-    """Rewrite parts of ordinary gzip under their own names; others stay. Returns how many, and their bytes.
-
-    Raises ConfigError for files of other formats or at an address, OutputError, DataError.
-    """
+    """Rewrite parts of ordinary gzip under their own names; others stay. Returns how many, and their bytes. Raises
+    ConfigError for files of other formats or at an address, OutputError, DataError."""
     for part in parts:
         if part.source.format != "part":
             raise ConfigError(
@@ -119,7 +110,7 @@ def repack_in_place(parts: list[PartName], num_workers: int) -> dict:
 def _repack_in_place(part: PartName) -> dict:
     """In one pass and without a copy. Blank lines, which are not rows, go."""
     path, layout = part.path.resolve(), get_layout(part.source.layout)
-    before, found = path.stat().st_size, find_stored(path, Part.spec, read_index)
+    before, found = path.stat().st_size, find_stored(path, Part.spec)
     if not is_gzip(path) or (found and found[1].kind == GZIP_MEMBERS):
         return {}
     with indexing(path, before, "B") as bar:
@@ -139,12 +130,8 @@ class _Task:
     part: PartName
     path: Path
 
-    @property
-    def record_path(self) -> Path:
-        return self.path.parent.parent / ".repack" / f"{self.path.name}.json"
-
-    def key(self) -> dict:
-        """How the source is read, and its fingerprint."""
+    def run(self) -> dict:
+        """The record of the part, which is made unless it is finished."""
         source, path = self.part.source, self.part.path
         pieces = [*list_pieces(path)]
         if source.format == "csv":
@@ -153,92 +140,76 @@ class _Task:
         if source.idx_to_prompt:
             pieces.append(Piece(source.idx_to_prompt, "idx_to_prompt"))
         settings = {"path": os.path.abspath(path), "format": source.format, "layout": source.layout}
-        return make_key(settings, pieces, self.record_path)
+        record_path = self.path.parent.parent / ".repack" / f"{self.path.name}.json"
+        key = make_key(settings, pieces, record_path)  # before the first row is read, so that a later change is seen
+        return finish(record_path, key, self._is_whole, self._write)[0]
+
+    def _is_whole(self, record: dict) -> bool:
+        with suppress(PartError):
+            summary = Part.summarize(self.path)
+            return summary is not None and summary.rows == record["rows_out"]
+        return False
+
+    def _write(self) -> dict:
+        Path(self.path.parent.parent, "manifest.json").unlink(missing_ok=True)  # from here on it would lie
+        skipped, examples = Counter(), []
+        with closing(open_rows(self.part)) as part:
+            rows = _usable_rows(part, skipped, examples)
+            first = next(rows, None)
+            if first is None:
+                raise DataError(f"none of the {len(part)} rows of {part.path} can be used: {'; '.join(examples)}")
+            index = write_part(self.path, chain([first], rows))
+            return {"rows_in": len(part), "rows_out": len(index.offsets), "skipped": dict(sorted(skipped.items()))}
 
 
 def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False) -> dict:
-    """Repack parts into the folder `out` and return the manifest.
-
-    Raises ConfigError, OutputError, DataError for a part that cannot be opened, or has no row that can be used.
-    """
+    """Repack parts into the folder `out` and return the manifest. Raises ConfigError, OutputError, DataError."""
     tasks = [_Task(part, out / "parts" / f"part-{number:05}.gz") for number, part in enumerate(parts)]
-    _refuse_strangers(out, tasks)
-    lists = {part.source.path: part.source for part in parts}
-    ways = {os.path.relpath(path, out): [source.format, source.layout] for path, source in lists.items()}
-    plan = {"filelists": list(ways), "formats and layouts": list(ways.values())}
-    with JobFolder(out, ".repack", "repack", "parts").claimed(plan, redo, clear=partial(_clear, out)):
-        return _repack(tasks, out, num_workers)
-
-
-def _clear(out: Path) -> None:
-    for path in (out / "manifest.json", *out.glob("*.filelist"), *out.glob("*.filelist.list")):
-        path.unlink(missing_ok=True)
-
-
-def _repack(tasks: list[_Task], out: Path, num_workers: int) -> dict:
-    records = {}
-    with progress(total=len(tasks), desc="repack", unit="part") as bar:
-        for task, record in map_unordered(_repack_part, tasks, num_workers):
-            records[task] = record
-            bar.update()
-    _sweep(out, {task.path.name for task in tasks})
-    skipped = Counter()
-    for record in records.values():
-        skipped.update(record["skipped"])
-    manifest = {
-        "rows_in": sum(record["rows_in"] for record in records.values()),
-        "rows_out": sum(record["rows_out"] for record in records.values()),
-        "skipped": dict(sorted(skipped.items())),
-        "parts": [
-            {"path": f"parts/{task.path.name}", "source": str(task.part.path), "rows": records[task]["rows_out"]}
-            for task in tasks
-        ],
-    }
-    _write_filelists(tasks, out)
-    write_json(out / "manifest.json", manifest)
-    return manifest
-
-
-def _refuse_strangers(out: Path, tasks: list[_Task]) -> None:
     known = {task.path.name for task in tasks} | {path.stem for path in (out / ".repack").glob("*.json")}
     if any(path.name not in known for path in (out / "parts").glob("*.gz")):
         raise OutputError(f"{out / 'parts'} holds files of another origin; choose another --out, or delete that folder")
     if any(Path(os.path.abspath(task.part.path)).is_relative_to(os.path.abspath(out / "parts")) for task in tasks):
         raise ConfigError(f"--out {out} holds the parts that are to be read; choose another")
+    lists = {part.source.path: part.source for part in parts}
+    ways = {os.path.relpath(path, out): [source.format, source.layout] for path, source in lists.items()}
+    plan = {"filelists": list(ways), "formats and layouts": list(ways.values())}
 
+    def clear() -> None:
+        for path in (out / "manifest.json", *out.glob("*.filelist"), *out.glob("*.filelist.list")):
+            path.unlink(missing_ok=True)
 
-def _sweep(out: Path, names: set[str]) -> None:
-    """Remove the parts of an earlier, longer state of the same filelists."""
-    for path in (out / "parts").glob("*.gz"):
-        if path.name not in names:
+    with JobFolder(out, ".repack", "repack", "parts").claimed(plan, redo, clear=clear):
+        records, skipped = {}, Counter()
+        with progress(total=len(tasks), desc="repack", unit="part") as bar:
+            for task, record in map_unordered(_Task.run, tasks, num_workers):
+                records[task] = record
+                skipped.update(record["skipped"])
+                bar.update()
+        # Those of an earlier, longer state of the same filelists.
+        for path in sorted({*(out / "parts").glob("*.gz")} - {task.path for task in tasks}):
             get_logger().info("removing %s: the filelists have fewer parts than before", path)
-            for left in (out / "manifest.json", out / ".repack" / f"{path.name}.json", path, index_path(path)):
-                left.unlink(missing_ok=True)
-
-
-def _repack_part(task: _Task) -> dict:
-    key = task.key()  # before the first row is read, so that a later change is seen
-    return finish(task.record_path, key, partial(_is_whole, task), partial(_write_part, task))[0]
-
-
-def _write_part(task: _Task) -> dict:
-    Path(task.path.parent.parent, "manifest.json").unlink(missing_ok=True)  # from here on it would lie
-    skipped, examples = Counter(), []
-    with closing(open_rows(task.part)) as part:
-        rows = _usable_rows(part, skipped, examples)
-        first = next(rows, None)
-        if first is None:
-            raise DataError(f"none of the {len(part)} rows of {part.path} can be used: {'; '.join(examples)}")
-        info = write_part(task.path, chain([first], rows))
-        return {"rows_in": len(part), "rows_out": info.rows, "skipped": dict(sorted(skipped.items()))}
-
-
-def _is_whole(task: _Task, record: dict) -> bool:
-    try:
-        summary = Part.summarize(task.path)
-    except PartError:
-        return False
-    return summary is not None and summary.rows == record["rows_out"]
+            for one in (out / "manifest.json", out / ".repack" / f"{path.name}.json", path, index_path(path)):
+                one.unlink(missing_ok=True)
+        manifest = {
+            **{name: sum(record[name] for record in records.values()) for name in ("rows_in", "rows_out")},
+            "skipped": dict(sorted(skipped.items())),
+            "parts": [
+                {"path": f"parts/{task.path.name}", "source": str(task.part.path), "rows": records[task]["rows_out"]}
+                for task in tasks
+            ],
+        }
+        lines: list[str] = []
+        weighted = all(task.part.source.weight is not None for task in tasks)
+        if not weighted and any(task.part.source.weight is not None for task in tasks):
+            get_logger().warning("some filelists come with weights and others without; the new list has none")
+        for number, (source, own) in enumerate(groupby(tasks, key=lambda task: task.part.source)):
+            name = f"{number}-{source.path.name.removesuffix('.filelist')}.filelist"
+            write_filelist(out / name, [f"parts/{task.path.name}" for task in own])
+            weight = f" {source.weight:g}" if weighted else ""
+            lines.append(name + weight + (f" layout={CONTROL_LAYOUT}" if source.layout == CONTROL_LAYOUT else ""))
+        write_filelist(out / "repacked.filelist.list", lines)
+        write_json(out / "manifest.json", manifest)
+        return manifest
 
 
 def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[Row]:
@@ -257,16 +228,3 @@ def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[
         width, height = int(part.widths[number]), int(part.heights[number])
         known = {"width": width, "height": height} if 0 < width < 65535 and 0 < height < 65535 else {}
         yield replace(row, meta=row.meta | known)
-
-
-def _write_filelists(tasks: list[_Task], out: Path) -> None:
-    lines = []
-    weighted = all(task.part.source.weight is not None for task in tasks)
-    if not weighted and any(task.part.source.weight is not None for task in tasks):
-        get_logger().warning("some filelists come with weights and others without; the new list has none")
-    for number, (source, own) in enumerate(groupby(tasks, key=lambda task: task.part.source)):
-        name = f"{number}-{source.path.name.removesuffix('.filelist')}.filelist"
-        write_filelist(out / name, [f"parts/{task.path.name}" for task in own])
-        weight = f" {source.weight:g}" if weighted else ""
-        lines.append(name + weight + (f" layout={CONTROL_LAYOUT}" if source.layout == CONTROL_LAYOUT else ""))
-    write_filelist(out / "repacked.filelist.list", lines)

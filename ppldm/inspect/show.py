@@ -7,10 +7,9 @@ from typing import Annotated
 
 import numpy as np
 
-from ..data.control.preview import ControlPreview
-from ..data.control.spec import make_filter
+from ..data.control import ControlPreview, make_filter
 from ..data.formats.layouts import DEFAULT_LAYOUT
-from ..data.images.decode import decode_image
+from ..data.images import decode_image
 from ..utils.errors import ConfigError, DataError, RowError
 from ..utils.log import get_logger
 from ..utils.processes.workers import check_workers
@@ -152,8 +151,7 @@ def draw_sheet(tiles: list, side: int):
 
 
 def fit_image(image, side: int):
-    """A PIL image that is at most `side` pixels long: a larger one shrunk, a small one enlarged by a whole factor, so
-    that its pixels stay what they are."""
+    """A PIL image of at most `side` pixels: a larger one shrunk, a small one enlarged by a whole factor."""
     from PIL import Image
 
     factor = side // max(image.size)

@@ -1,11 +1,5 @@
-"""`ppldm stats`: what is in the parts: rows, sizes, caption lengths, and the reasons why rows are bad.
-
-With a tokenizer, captions are counted in tokens too, and the words that it does not know. With `--buckets`, which
-shapes the rows would be trained in, and what of them is cut away. With `--html`, one page of all of it, and more
-(`page/`).
-
-Images are not decoded: their sizes come from the index, their bytes and captions from the rows.
-"""
+"""`ppldm stats`: what is in the parts: rows, sizes, caption lengths, tokens, shapes, and why rows are bad; with
+`--html`, one page of all of it (`page`). Images are not decoded: their sizes come from the index."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,15 +8,13 @@ from ..config.data import DataOptions
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.row import describe_other_text
 from ..data.shapes import describe as describe_shapes
-from ..data.text.captions import CaptionRule
-from ..data.text.coverage import Coverage, CoverageMeter
+from ..data.text.captions import CaptionRule, CoverageMeter
 from ..utils.errors import ConfigError
 from ..utils.processes.workers import check_workers
-from ..utils.report import print_report
+from ..utils.text import print_report
 from .cached import describe_survey, survey
-from .histograms import QUANTILES, draw_histograms, quantiles
-from .measure import CONTROL, MEASURES, TOKENS, measure
-from .parts import check_output, describe_bad_parts, describe_not_rows, index_parts, list_parts
+from .measure import CONTROL, MEASURES, QUANTILES, TOKENS, draw_histograms, measure, quantiles
+from .parts import Indexed, check_output, describe_bad_parts, describe_not_rows, index_parts, list_parts
 
 _Words = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "KEY=VALUE"}]
 _Folders = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "FOLDER"}]
@@ -48,15 +40,16 @@ def stats(
     json: bool = False,  # print the numbers as JSON
 ):
     """Say what filelists hold: rows, image sizes, caption lengths, reasons of bad rows, cached latents."""
+    from ..data.text.tokenizer import load_tokenizer
+
     if (records or labels) and not html:
         raise ConfigError("--records and --labels say nothing without --html; name a file for the page")
     shapes = _read_shape_settings(buckets, settings, html, [sheet, chart])
-    if out:
-        check_output(out)
-    rule = CaptionRule.of_flags(captions, clean_captions)
-    meters = [_open_meter(one, max_length) for one in tokenizer]
+    for path in filter(None, (out, html, sheet, chart)):
+        check_output(path)
+    rule, num_workers = CaptionRule.of_flags(captions, clean_captions), check_workers(num_workers)
+    meters = [CoverageMeter(load_tokenizer(one, max_length)) for one in tokenizer]
     parts = list_parts(filelists, layout, must_exist=False, latents_dir=latents_dir)
-    num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
     found = measure(indexed, rule, meters, num_workers, with_facts=bool(html))
     report = {
@@ -71,57 +64,49 @@ def stats(
         **(survey(indexed.rows, num_workers, check_bytes=False) | found.other_text),
     }
     if meters:
-        report |= _report_tokens(tokenizer, found.coverages, max_length)
+        first, *others = found.coverages
+        told = {name: one.describe(max_length) for name, one in zip(tokenizer[1:], others, strict=True)}
+        report |= {"unknown_share": first.unknown_share, "cut_share": first.cut_share(max_length)}
+        report |= {"tokenizer": f"of all captions, {first.describe(max_length)}", "tokenizers": told}
     if buckets:
-        from .buckets import report_shapes
-
-        report["buckets"] = report_shapes(indexed, shapes, sheet, chart)
+        report["buckets"] = _report_shapes(indexed, shapes, sheet, chart)
     if out:
         title = f"{report['rows']} rows in {len(parts)} part(s)"
         draw_histograms(out, found.counts, MEASURES | TOKENS, found.skipped, title)
     if html:
-        from .page.facts import read_labels
-        from .page.page import write_page
+        from .page import write_page
 
-        found.facts.pictures = read_labels(labels, indexed.num_rows) if labels else {}
         names = [Path(one).name for one in filelists]
-        report |= write_page(html, names, indexed, found, records, (tokenizer, max_length), shapes)
+        report |= write_page(html, names, indexed, found, records, labels, (tokenizer, max_length), shapes)
     report["written"] = [path for path in (out, html, sheet, chart) if path]
     print_report(report, describe, json)
 
 
-def _open_meter(tokenizer: str, max_length: int) -> CoverageMeter:
-    from ..data.text.tokenizer import load_tokenizer
+def _report_shapes(indexed: Indexed, shapes: DataOptions, sheet: str, chart: str) -> dict:
+    from ..data.shapes import draw_chart
+    from ..utils.pictures import save_png
+    from .buckets import preview_shapes
 
-    return CoverageMeter(load_tokenizer(tokenizer, max_length))
-
-
-def _report_tokens(tokenizers: list[str], coverages: list[Coverage], max_length: int) -> dict:
-    first = coverages[0]
-    told = zip(tokenizers[1:], coverages[1:], strict=True)
-    return {
-        "unknown_share": first.unknown_share,
-        "cut_share": first.cut_share(max_length),
-        "tokenizer": f"of all captions, {first.describe(max_length)}",
-        "tokenizers": {str(name): one.describe(max_length) for name, one in told},
-    }
+    report, draw = preview_shapes(indexed, shapes)
+    if chart:
+        draw_chart(Path(chart), report, report["skipped"])
+    if sheet:
+        save_png(Path(sheet), draw())
+    return report
 
 
 def _read_shape_settings(buckets: str, words: list[str], html: str, pictures: list[str]) -> DataOptions | None:
-    """What rows would be given shapes by; None where nothing asks for shapes. Raises ConfigError, OutputError."""
+    """What rows would be given shapes by; None where nothing asks for shapes. Raises ConfigError."""
     if not buckets and (any(pictures) or (words and not html)):
         raise ConfigError("--settings, --sheet and --chart say nothing without --buckets; add --buckets ratios")
     if not buckets and not html:
         return None
     from .buckets import read_settings
 
-    for path in filter(None, (*pictures, html)):
-        check_output(path)
     return read_settings(buckets or "ratios", words)
 
 
 def describe(report: dict) -> str:
-    """A report as a table."""
     seconds = f", {report['second_images']} with a second image" if report["second_images"] else ""
     lines = [f"{report['rows']} rows in {report['parts']} part(s){seconds}"]
     heads = [{0: "min", 0.5: "median", 1: "max"}.get(share, f"{share:.0%}") for share in report["quantiles"]]

@@ -4,15 +4,15 @@ from collections import Counter
 from contextlib import closing
 from typing import Annotated
 
-from ..data.control.cut import check_shape
+from ..data.control import check_shape
 from ..data.filelist import write_filelist
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.row import EXAMPLES_PER_REASON, describe_other_text, merge_other_text, noting_other_text
-from ..data.images.decode import decode_image
+from ..data.images import decode_image
 from ..utils.errors import DataError, RowError
 from ..utils.processes.workers import check_workers
-from ..utils.report import print_report
 from ..utils.store.cache import name_of
+from ..utils.text import print_report
 from .cached import describe_survey, has_faults, survey
 from .parts import (
     Span,
@@ -49,16 +49,14 @@ def verify(
     parts = list_parts(filelists, layout, must_exist=False, latents_dir=latents_dir)
     num_workers = check_workers(num_workers)
     indexed = index_parts(parts, num_workers)
-    skipped, not_rows, examples, unsound = Counter(), Counter(), {}, set(indexed.bad)
-    texts = []
+    skipped, not_rows, examples, unsound, texts = Counter(), Counter(), {}, set(indexed.bad), []
     for span, (errors, others, text) in over_rows(check_span, indexed, num_workers, "verify"):
         not_rows.update(others)
         texts.append(text)
         for reason, message in errors:
             skipped[reason] += 1
-            examples.setdefault(reason, []).append(message)
+            examples[reason] = sorted([*examples.get(reason, ()), message])[:EXAMPLES_PER_REASON]
             unsound.add(span.part)
-        examples = {reason: sorted(texts)[:EXAMPLES_PER_REASON] for reason, texts in examples.items()}
     report = {
         "parts": len(parts),
         "rows": indexed.num_rows,
@@ -84,8 +82,7 @@ def verify(
 
 
 def check_span(span: Span) -> tuple[list[tuple[str, str]], Counter, dict]:
-    """((reason, message) of each row of a span that cannot be used, what lies between its rows by reason, what text was
-    not UTF-8)."""
+    """((reason, message) of each unusable row of a span, what lies between its rows, what text was not UTF-8)."""
     errors = []
     with closing(open_rows(span.part)) as part, noting_other_text() as noted:
         for row in range(span.start, span.stop):
@@ -129,10 +126,7 @@ def index(
     parts = list_parts(filelists, layout, must_exist=False)
     indexed = index_parts(parts, check_workers(num_workers), with_columns=True)
     report = {"parts": len(parts), "rows": indexed.num_rows, "bad_parts": indexed.bad_parts()}
-    print_report(report, describe_index, json)
+    lines = [f"{report['rows']} rows in {report['parts']} part(s)", *describe_bad_parts(report["bad_parts"])]
+    print_report(report, lambda _: "\n".join(lines), json)
     if indexed.bad:
         raise DataError(f"{len(indexed.bad)} of {len(parts)} parts cannot be opened; see above")
-
-
-def describe_index(report: dict) -> str:
-    return "\n".join([f"{report['rows']} rows in {report['parts']} part(s)", *describe_bad_parts(report["bad_parts"])])

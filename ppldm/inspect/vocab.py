@@ -1,28 +1,26 @@
 """`ppldm vocab`: a tokenizer of one's own, learned from the captions that filelists hold.
 
-Captions in, `vocab.txt` and its settings out: a folder for `--tokenizer_name`. The same captions give the same
-vocabulary, whatever the number of processes. A hidden file beside it holds what it was made from, so that the same
-command again only says what is there.
+The same captions give the same vocabulary, whatever the number of processes. A hidden file in its folder holds what it
+was made from, so that the same command again only says what is there.
 """
 
 from collections import Counter
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from ..data.fingerprint import read_options
+from ..data.filelist import read_options
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import summarize
 from ..data.text.captions import VOCABULARY_SIZE, CaptionRule
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
-from ..utils.files import write_json
-from ..utils.jobs import find_finished
+from ..utils.jobs import find_finished, finish
 from ..utils.log import get_logger
 from ..utils.processes.workers import check_workers
-from ..utils.report import print_report
-from ..utils.text import as_json
+from ..utils.text import as_json, print_report
 from .parts import Indexed, Span, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
 
 VOCABULARY_FILE, RECORD_FILE = "vocab.txt", ".vocab.json"  # in its folder
@@ -59,36 +57,45 @@ def vocab(
         )
     record_path, vocabulary = Path(out, RECORD_FILE), Path(out, VOCABULARY_FILE)
     is_there = vocabulary.exists() and not overwrite
+    occupied = OutputError(
+        f"{out} holds a vocabulary made from other data or settings; name another folder, or add --overwrite to "
+        "replace it"
+    )
     if is_there and not record_path.exists():
-        raise _occupied(out)
+        raise occupied
     learn_vocabulary(Counter(), size, languages)  # refuses a size too small before any row is read
     rule, num_workers = CaptionRule.of_flags(captions, clean_captions), check_workers(num_workers)
     indexed = index_parts(list_parts(filelists, layout, must_exist=False), num_workers)
     settings = {"size": size, "language": languages, "max_length": max_length, "captions": captions,
                 "clean_captions": clean_captions, "max_rows": max_rows}  # fmt: skip
-    key = {"settings": as_json(settings), "input": {"content": list_contents(indexed)}}
-    record = is_there and find_finished(
-        record_path, key, lambda found: found["vocabulary"] == checksum_file(vocabulary)
-    )
-    if is_there and not record:
-        raise _occupied(out)
-    if record:
-        get_logger().info("the vocabulary of these captions and settings is there already")
-    else:
-        record_path.unlink(missing_ok=True)
+    # Of each part format and the like, bytes and CRC-32 as its index has them; of one that cannot be opened nothing.
+    contents = [[read_options(part.source), summarize(part.path, part.source).content] for part in indexed.rows]
+    key = {"settings": as_json(settings), "input": {"content": as_json(contents + [None] * len(indexed.bad))}}
+
+    def is_whole(found: dict) -> bool:
+        return is_there and found["vocabulary"] == checksum_file(vocabulary)
+
+    def make() -> dict:
         report = make_vocabulary(out, indexed, rule, num_workers, settings)
-        record = {"report": report, "vocabulary": checksum_file(vocabulary), "key": key}
-        write_json(record_path, record)
+        return {"report": report, "vocabulary": checksum_file(vocabulary)}
+
+    if is_there and not find_finished(record_path, key, is_whole):
+        raise occupied
+    record, was_there = finish(record_path, key, is_whole, make)
+    if was_there:
+        get_logger().info("the vocabulary of these captions and settings is there already")
     print_report(record["report"] | {"out": str(out)}, describe, json)
 
 
 def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: int, settings: dict) -> dict:
     """Learn it from parts and write it; the report. settings: the flags by name. Raises DataError."""
-    from ..data.text.tokenizer import MOST_WORDS, CaptionTokenizer
+    from ..data.text.captions import Coverage, CoverageMeter
+    from ..data.text.tokenizer import MOST_WORDS, CaptionTokenizer, count_words
     from ..data.text.vocabulary import learn_vocabulary
 
     counts, rows = Counter(), 0
-    for span, own in over_rows(partial(count_span, rule=rule), indexed, num_workers, "captions", settings["max_rows"]):
+    counting = partial(take_captions, rule=rule, take=count_words)
+    for span, own in over_rows(counting, indexed, num_workers, "captions", settings["max_rows"]):
         counts.update(own)
         rows += span.stop - span.start
     if not counts:
@@ -97,6 +104,10 @@ def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: 
     is_whole = rows == indexed.num_rows and len(counts) <= MOST_WORDS
     tokenizer = CaptionTokenizer(learned, settings["max_length"], seen=counts if is_whole else None)
     tokenizer.save(out)
+    # How it fits captions is measured of at most 20,000 rows spread evenly.
+    found, measure = Coverage(), partial(take_captions, rule=rule, take=CoverageMeter(tokenizer).measure)
+    for _, own in over_rows(measure, indexed, num_workers, "coverage", _MEASURED_ROWS):
+        found += own
     return {
         "out": str(out),
         "size": tokenizer.vocab_size,
@@ -104,71 +115,26 @@ def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: 
         "words": counts.total(),
         "different_words": len(counts),
         "bad_parts": indexed.bad_parts(),
-        **measure_fit(tokenizer, indexed, rule, num_workers),
-    }
-
-
-def list_contents(indexed: Indexed) -> list:
-    """What is known of the content of each part, JSON-ready: format and the like, bytes and CRC-32 as its index has
-    them; of one that cannot be opened, only that."""
-    return as_json(
-        [[read_options(part.source), summarize(part.path, part.source).content] for part in indexed.rows]
-        + [None] * len(indexed.bad)
-    )
-
-
-def _occupied(out: str) -> OutputError:
-    return OutputError(
-        f"{out} holds a vocabulary made from other data or settings; name another folder, or add --overwrite to "
-        "replace it"
-    )
-
-
-def count_span(span: Span, rule: CaptionRule) -> Counter:
-    """How often each word comes in the captions of a span."""
-    from ..data.text.tokenizer import count_words
-
-    return count_words(read_captions(span, rule))
-
-
-def read_captions(span: Span, rule: CaptionRule) -> list[str]:
-    """All captions that may be drawn of the rows of a span that can be read."""
-    captions = []
-    with closing(open_rows(span.part)) as part:
-        for number in range(span.start, span.stop):
-            try:
-                row = part.read(number)
-            except RowError:
-                continue  # `ppldm verify` and training count these by reason
-            captions += rule.texts(row)
-    return captions
-
-
-def measure_fit(tokenizer, indexed: Indexed, rule: CaptionRule, num_workers: int) -> dict:
-    """How the tokenizer fits captions, of at most 20,000 rows spread evenly."""
-    from ..data.text.coverage import Coverage, CoverageMeter
-
-    measure = partial(measure_span, rule=rule, meter=CoverageMeter(tokenizer))
-    found, max_length = Coverage(), tokenizer.max_length
-    for _, own in over_rows(measure, indexed, num_workers, "coverage", _MEASURED_ROWS):
-        found += own
-    return {
         "unknown_share": found.unknown_share,
         "unknown_words": [word for word, _ in found.unknown.most_common(20)],
-        "max_length": max_length,
-        "cut_share": found.cut_share(max_length),
+        "max_length": settings["max_length"],
+        "cut_share": found.cut_share(settings["max_length"]),
         "median_tokens": found.length_at(0.5),
         "tokens_of_99_percent": found.length_at(_COVERED_SHARE),
     }
 
 
-def measure_span(span: Span, rule: CaptionRule, meter):
-    """The coverage of the captions of a span."""
-    return meter.measure(read_captions(span, rule))
+def take_captions(span: Span, rule: CaptionRule, take: Callable):
+    """What `take` makes of all captions that may be drawn of the rows of a span that can be read."""
+    captions = []
+    with closing(open_rows(span.part)) as part:
+        for number in range(span.start, span.stop):
+            with suppress(RowError):  # `ppldm verify` and training count these by reason
+                captions += rule.texts(part.read(number))
+    return take(captions)
 
 
 def describe(report: dict) -> str:
-    """A report for people."""
     unknown = f" ({', '.join(report['unknown_words'][:10])})" if report["unknown_words"] else ""
     lines = [
         f"{report['size']:,} tokens, the characters of each language among them, in {report['out']}; the captions of "

@@ -1,15 +1,10 @@
-"""A built model in which only adapters are trained: low-rank adapters of layers that stay as they are (LoRA: Hu et al.
-2021, arXiv:2106.09685), and rows of a text encoder's table of words while all others stay as they are (textual
-inversion: Gal et al. 2022, arXiv:2208.01618).
+"""A built model in which only adapters are trained: low-rank adapters of layers (LoRA: Hu et al. 2021,
+arXiv:2106.09685), and rows of a text encoder's table of words (textual inversion: Gal et al. 2022, arXiv:2208.01618).
 
-An adapted layer gives W x + b + alpha / r * up(down(x)). down is drawn from N(0, 1 / r²), as peft's "gaussian" and
-diffusers' scripts do, and up is zero: before the first update nothing is changed, to the bit.
-
-The adapter is a layer of its own beside the network, whose forward it changes by hooks. So the network keeps the names
-and the values of its parameters, and whoever calls it (recompute, graphs, samplers) need not know.
-
-A row is its first value plus a change that is trained and starts at zero: weight decay draws it back to where it began.
-New tokens have ids behind those of the vocabulary, for which the table itself has no rows.
+An adapted layer gives W x + b + alpha / r * up(down(x)), down drawn from N(0, 1 / r²), up zero. A row is its first
+value plus a change that starts at zero, to which weight decay draws it back. New tokens have ids behind those of the
+table. An adapter is a layer beside the network, whose forward it changes by hooks: names and values of its parameters
+stay.
 """
 
 import re
@@ -53,11 +48,8 @@ class LoraLayer(nn.Layer):
 
 
 class LoraAdapter(nn.Layer):
-    """Those of some layers of one network, at work from when they are made.
-
-    network: its name in the model. alpha: their output is scaled by alpha / rank. layers: by name in the network.
-    `modules`: what chose them, for model.json.
-    """
+    """Those of some layers of one network, at work once they are made. network: its name. alpha: their output is scaled
+    by alpha / rank. layers: by name. `modules`: what chose them, for model.json."""
 
     kind = "lora"
 
@@ -82,10 +74,8 @@ class LoraAdapter(nn.Layer):
 
 
 class TokensAdapter(nn.Layer):
-    """The rows of `tokens` in place of those of an embedding, at work from when it is made.
-
-    network: the text encoder's name in the model. ids: of the tokens. first: [T, D] float32, where they start.
-    """
+    """The rows of `tokens` in place of those of an embedding, at work from when it is made. network: the text encoder's
+    name in the model. ids: of the tokens. first: [T, D] float32, where they start."""
 
     kind = "tokens"
 
@@ -123,11 +113,9 @@ def find_table(name: str, network: nn.Layer) -> nn.Embedding:
 
 
 def plan_tokens(wanted: list[tuple[str, str | None]], vocab: list[str]) -> dict[str, list[int] | None]:
-    """Tokens to train, in order, to the ids whose mean is their first row; None for those of the vocabulary.
-
-    wanted: as `families.settings.adapters` reads them, (token, expression) of new ones, (expression, None) of others.
-    Raises ConfigError for an expression that nothing matches, and for a new token that is there.
-    """
+    """Tokens to train, in order, to the ids whose mean is their first row; None for those of the vocabulary. wanted:
+    (token, expression) of new ones, (expression, None) of others. Raises ConfigError for an expression that nothing
+    matches, and for a new token that is there."""
     found: dict[str, list[int] | None] = {}
     for token, pattern in wanted:
         new = pattern is not None
@@ -142,8 +130,7 @@ def plan_tokens(wanted: list[tuple[str, str | None]], vocab: list[str]) -> dict[
 
 
 def find_layers(name: str, network: nn.Layer, modules: list[str]) -> dict[str, nn.Layer]:
-    """The Linear and Conv2D layers of a network whose weights would be trained without an adapter, and whose name holds
-    one of `modules`. Raises ConfigError where there are none."""
+    """The trainable Linear and Conv2D layers whose name holds one of `modules`. Raises ConfigError where none does."""
     able = {
         key: layer
         for key, layer in network.named_sublayers()
@@ -162,8 +149,7 @@ def find_layers(name: str, network: nn.Layer, modules: list[str]) -> dict[str, n
 
 
 def adapt(model: Model, config, seed: int) -> None:
-    """Give a model with its tokenizer the adapters that `config` (`families.settings.adapters`) asks for, and freeze
-    all else. To be called last when a model is built. Raises ConfigError."""
+    """Give a built model the adapters of `families.settings`, and freeze all else. Raises ConfigError."""
     networks, adapters = model.networks, {}
     with paddle.utils.unique_name.guard("adapter_"):
         for salt, name in enumerate(config.lora_components if config.lora_rank else ()):
@@ -174,28 +160,20 @@ def adapt(model: Model, config, seed: int) -> None:
             adapters[f"{name}_lora"] = LoraAdapter(name, layers, config.lora_rank, alpha, config.lora_modules)
             adapters[f"{name}_lora"].draw(seed, salt)
         if config.train_tokens:
-            adapters[f"{TEXT_ENCODER}_tokens"] = _new_tokens(model, config.wanted_tokens())
-    attach(model, adapters)
-    get_logger().info("trained are only %s", "; ".join(map(_describe, adapters.values())))
-
-
-def attach(model: Model, adapters: dict) -> None:
-    """Make adapters known to their model, by name, and all else frozen."""
-    for component in model.networks.values():
+            plan = plan_tokens(config.wanted_tokens(), model.tokenizer.vocab)
+            model.tokenizer = model.tokenizer.with_tokens([token for token, ids in plan.items() if ids])
+            numbers = {word: number for number, word in enumerate(model.tokenizer.vocab)}
+            table = find_table(TEXT_ENCODER, networks[TEXT_ENCODER].layer)
+            words = table.weight.numpy().astype(np.float32)
+            rows = [words[ids].mean(axis=0) if ids else words[numbers[token]] for token, ids in plan.items()]
+            own = [numbers[token] for token in plan]
+            adapters[f"{TEXT_ENCODER}_tokens"] = TokensAdapter(TEXT_ENCODER, table, [*plan], own, np.stack(rows))
+    for component in networks.values():
         freeze(component.layer)
     for name, adapter in adapters.items():
         model.add_sublayer(name, adapter)
     model.adapters = {**model.adapters, **adapters}
-
-
-def _new_tokens(model: Model, wanted) -> TokensAdapter:
-    plan = plan_tokens(wanted, model.tokenizer.vocab)
-    model.tokenizer = model.tokenizer.with_tokens([token for token, ids in plan.items() if ids])
-    numbers = {word: number for number, word in enumerate(model.tokenizer.vocab)}
-    table = find_table(TEXT_ENCODER, model.networks[TEXT_ENCODER].layer)
-    words = table.weight.numpy().astype(np.float32)
-    first = np.stack([words[ids].mean(axis=0) if ids else words[numbers[token]] for token, ids in plan.items()])
-    return TokensAdapter(TEXT_ENCODER, table, [*plan], [numbers[token] for token in plan], first)
+    get_logger().info("trained are only %s", "; ".join(map(_describe, adapters.values())))
 
 
 def _describe(adapter) -> str:

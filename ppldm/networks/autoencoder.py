@@ -8,6 +8,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+from .cpu_operators.layers import leave_to_paddle
 from .encoders import to_unit_range
 from .losses import GradientBalance, hinge_loss
 from .model import Component, Loss, Model, freeze
@@ -16,21 +17,13 @@ RECONSTRUCTION_LOSSES = ("l1", "mse", "l1_mse")
 
 
 class AutoencoderObjective(Model):
-    """Reconstruction error plus weighted KL divergence of the posterior from the standard normal, and on top, where
-    there is an `lpips`, the perceptual distance, and where there is a `discriminator`, the adversarial loss.
-
-    All in the units of the published LDM autoencoders divided by the number of pixel values: the mean absolute error
-    of pixels in -1 .. 1 (`l1`), the mean squared one (`mse`) or their sum (`l1_mse`), plus `perceptual_weight` times
-    LPIPS, plus `kl_weight` times the KL in nats a picture over (3 H W). The discriminator D neither runs nor learns in
-    the first `adversarial_start` updates, nor in evaluation mode. Afterwards two terms come on top:
-    `adversarial_weight` times the balance (`losses`) times - mean D(reconstruction), which gives D no
-    gradient, and the hinge loss of D, which gives the autoencoder none.
-    `decoder_only`: the encoder, and with it what latents are, stays as it is.
-    A batch holds pixel_values [B, 3, H, W] uint8 and posterior_noise [B, C, h, w] float32; nothing is drawn here.
-
-    network: the name of the component that is trained; scale: the setting of its config that brings its latents to unit
-    variance. A subclass with another network gives `latents`, `penalised`, `reconstruct`, `last_weight` and `scale_of`.
-    """
+    """Reconstruction error of pixels in -1 .. 1, plus `kl_weight` times the KL divergence of the posterior from the
+    standard normal, in nats a picture over (3 H W), plus with an `lpips` `perceptual_weight` times its distance: the
+    published LDM autoencoders' loss over the number of pixel values. With a `discriminator`, from update
+    `adversarial_start`, in training mode, come `adversarial_weight` times the balance (`losses`) times - mean
+    D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder.
+    `decoder_only`: the encoder stays as it is. network: the name of what is trained; scale: the setting that brings its
+    latents to unit variance."""
 
     unsaved = ("lpips",)
     network = "vae"
@@ -59,6 +52,7 @@ class AutoencoderObjective(Model):
         self.adversarial_weight, self.adversarial_start = adversarial_weight, adversarial_start
         self.decoder_only = decoder_only
         self.balance = GradientBalance() if discriminator else None
+        leave_to_paddle(self.last_layer)
         self.freeze()
         for encoding in (vae.encoder, vae.quant_conv) if decoder_only else ():
             freeze(encoding)
@@ -76,9 +70,9 @@ class AutoencoderObjective(Model):
         return found
 
     @property
-    def last_weight(self):
-        """Of the decoder's last layer, at which the balance compares gradients."""
-        return self.vae.decoder.conv_out.weight
+    def last_layer(self):
+        """Of the decoder: at its weight the balance compares gradients."""
+        return self.vae.decoder.conv_out
 
     def scale_of(self, std: float) -> float:
         """What `scale` is of latents of this standard deviation."""
@@ -118,17 +112,12 @@ class AutoencoderObjective(Model):
         value = error + penalty
         if not (self.discriminator and self.training and self.num_updates >= self.adversarial_start):
             return Loss(value, measures=measures)
-        adversarial, statistics = self._adversarial(error, pixels, decoded)
-        return Loss(value + adversarial, measures=measures, statistics=statistics)
-
-    def _adversarial(self, error, pixels, decoded):
-        """(the weighted loss of the autoencoder plus that of the discriminator, what `statistics` adds up)."""
         with paddle.amp.auto_cast(enable=False):
             unlike = -self.discriminator.judge(decoded).mean()
             learned = hinge_loss(self.discriminator(pixels), self.discriminator(decoded.detach()))
-            sums = self.balance.sums(error, unlike, self.last_weight)
+            sums = self.balance.sums(error, unlike, self.last_layer.weight)
         weight = self.adversarial_weight * self.balance.weight(pixels[0].size).squeeze()
-        return weight * unlike + learned, sums
+        return Loss(value + (weight * unlike + learned), measures=measures, statistics=sums)
 
     def statistics(self, losses: list[Loss]):
         """The two gradients of the balance, once the discriminator runs."""
@@ -136,7 +125,6 @@ class AutoencoderObjective(Model):
         return paddle.add_n(sums) if sums else None
 
     def keep_statistics(self, sums) -> None:
-        """Into the balance of the next update."""
         self.balance.update(sums)
 
 
@@ -152,11 +140,8 @@ def psnr(pixel_values, decoded) -> float:
 
 
 def latent_statistics(batches) -> dict:
-    """Mean and standard deviation of unscaled latents: over everything, and each channel's mean.
-
-    `batches` gives latents [B, C, h, w], each of pictures of any size. The scaling factor that brings them to unit
-    variance is 1 / std, as Rombach et al. 2022 (arXiv:2112.10752, appendix G) measure it.
-    """
+    """Mean and standard deviation of unscaled latents [B, C, h, w], over all and of channels. The scaling factor is 1 /
+    std (Rombach et al. 2022, arXiv:2112.10752, appendix G)."""
     latents = [one.numpy() for one in batches]
     values = np.concatenate([some.ravel() for some in latents]).astype(np.float64)
     by_channel = np.concatenate([np.moveaxis(some, 1, 0).reshape(some.shape[1], -1) for some in latents], axis=1)

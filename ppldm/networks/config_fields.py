@@ -1,8 +1,7 @@
 """The settings of each kind of network: the default of each, and what its value may be.
 
-Names, defaults and types are those of the signature of the network's class. It is read from the source, so that
-nothing is imported and a config is refused in milliseconds. `_RULES` says what a type does not: which names there are,
-and beyond which numbers a network crashes or is never built. `ppldm.networks.configs` reads configs by these settings.
+Names, defaults and types are those of the signature of the network's class, read from the source: a config is refused
+in milliseconds. `_RULES` says what a type does not: which names run, and beyond which numbers a network crashes.
 """
 
 import ast
@@ -236,8 +235,7 @@ def rule_of(kind: str, setting: str) -> tuple:
 
 @cache
 def ignored_by(kind: str) -> frozenset[str]:
-    """What a config of a kind may say beside its settings, and reaches no network here: for PaddleNLP's classes what
-    their PretrainedConfig writes. Raises EnvironmentProblem."""
+    """What a config of a kind may say that reaches no network, as PretrainedConfig does. Raises EnvironmentProblem."""
     if kind not in _UNUSED:
         return frozenset()
     source = _source_of("paddlenlp.transformers.configuration_utils").partition("def save_pretrained(")[0]

@@ -1,11 +1,7 @@
 """The one reader for configs of networks. No paddle is imported and nothing built: a config is refused in milliseconds.
 
-`read_new_config` reads that of a network to build anew, `check_config` checks those of weights that are there or of
-model.json, `check_fit` compares those of a model.
-
 A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit`, `dit` or `microdit`, as the
-config says (`table_of`). All return or take configs completed with the classes' defaults: the keyword arguments of the
-networks' classes. The settings themselves are those of `ppldm.networks.config_fields`. Every function raises the
+config says (`table_of`). All return or take configs completed with the classes' defaults. Every function raises the
 `error` it is given, in one line that names the file, the setting, its value and what it must be.
 """
 
@@ -68,11 +64,8 @@ _DIVISORS = (
 
 
 def check_config(kind: str, config: dict, source, error: type[PpldmError] = ModelError, new: bool = False) -> dict:
-    """`config` with the class's defaults for what it does not name; keys that start with `_` are left out.
-
-    A `new` network has no weights whose shapes would contradict: what decides its size must be named, and every key
-    known. Of one with weights, an unknown key that is null asks for nothing. Raises `error`.
-    """
+    """`config` with the class's defaults, without keys that start with `_`. Of a `new` network what decides its size
+    must be named, and every key known. Else an unknown null asks for nothing. Raises `error`."""
     table = table_of(kind, config)
     settings, what = settings_of(table), _NAMES[table]
     given = {key: config[key] for key in settings if key in config}
@@ -149,8 +142,7 @@ def paella_factor(vqgan) -> int:
 
 
 def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
-    """(C, h, w) of the latents of pictures, by a VAE's config. `sides`: pixels by flag, `height` and `width`, or one
-    for both. Raises ConfigError that names the flag where a side does not divide."""
+    """(C, h, w) of latents by a VAE's config. `sides`: pixels by flag. Raises ConfigError where one does not divide."""
     factor = downscale_factor(vae)
     for name, side in sides.items():
         if side <= 0 or side % factor:
@@ -180,8 +172,7 @@ def takes_sizes(unet) -> bool:
 
 
 def check_sizes_taken(unet: dict, wanted: bool) -> None:
-    """Raises ModelError where a UNet, by its completed config, is to be told sizes and does not take them, or takes
-    them and is not to be told."""
+    """Raises ModelError where a UNet is to be told sizes and does not take them, or the other way about."""
     if wanted and not takes_sizes(unet):
         settings = ", ".join(f"{name} {value}" for name, value in SIZE_EMBEDDING.items())
         raise ModelError(

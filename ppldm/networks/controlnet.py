@@ -1,8 +1,5 @@
-"""A frozen latent diffusion model that is led by a control image: ControlNet, Zhang et al. 2023 (arXiv:2302.05543).
-
-A batch is that of `latent_diffusion`, with
-
-    control          [B, K, H, W] uint8, the control images, 0 .. 255 (0 .. 1 to the network, as diffusers has it)
+"""A frozen latent diffusion model that is led by a control image: ControlNet, Zhang et al. 2023 (arXiv:2302.05543). A
+batch has, beside what `latent_diffusion` says, control [B, K, H, W] uint8 (0 .. 1 to the network).
 
 What is trained is a copy of the UNet's encoder that also sees the control image. Its outputs reach the UNet's decoder
 through convolutions that start at zero (section 3.1), so that a new one changes nothing.
@@ -13,10 +10,9 @@ from paddle import nn
 from ppdiffusers import ControlNetModel
 
 from ..utils.errors import ModelError
-from .build import make_network
+from .build import init_like_pytorch, make_network
 from .config_fields import settings_of
 from .configs import check_config, downscale_factor
-from .init import init_like_pytorch
 from .latent_diffusion import LatentDiffusionModel
 from .model import Component
 
@@ -37,17 +33,13 @@ class ControlledDiffusionModel(LatentDiffusionModel):
 
     @property
     def networks(self) -> dict[str, Component]:
-        """Of the base, frozen; and the control network."""
-        recompute = self.controlnet.enable_gradient_checkpointing
-        return {
-            "vae": Component(self.vae, trained=False, stays_float32=True),
-            "text_encoder": Component(self.text_encoder, trained=False),
-            "unet": Component(self.unet, trained=False),
-            "controlnet": Component(self.controlnet, True, "controlnet", recompute=recompute),
+        base = {
+            name: Component(one.layer, False, stays_float32=one.stays_float32) for name, one in super().networks.items()
         }
+        recompute = self.controlnet.enable_gradient_checkpointing
+        return base | {"controlnet": Component(self.controlnet, True, "controlnet", recompute=recompute)}
 
     def predict(self, noisy, timesteps, input_ids, sizes=None, text_embeddings=None, control=None):
-        """The UNet's output [B, C, h, w], led by `control`."""
         condition = self.condition(input_ids, text_embeddings) | self.size_condition(sizes)
         return self.denoise(noisy, timesteps, control=control, **condition)
 
@@ -65,8 +57,7 @@ class ControlledDiffusionModel(LatentDiffusionModel):
 
 
 def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
-    """The completed config of a control network beside a UNet, by the config of that, for control images of
-    `num_channels`. Raises ModelError for a UNet that cannot be copied."""
+    """The completed config of a control network beside a UNet. Raises ModelError for one that cannot be copied."""
     settings, copied = settings_of("unet"), settings_of("controlnet").keys() & unet.keys()
     bound = settings.keys() - copied - _FREE
     odd = {name: unet[name] for name in unet if name in bound and unet[name] not in (settings[name].default, None)}

@@ -1,9 +1,7 @@
 """What all models have in common that learn to take noise away: the loss, and its weights.
 
-A batch says of each sample its noise level (`timesteps` [B] int64 in 0 .. num_levels - 1 of the process) and its noise
-[B, C, h, w] float32, beside what is noised.
-
-`LevelErrors` learns a model's errors by noise level, from which `diffusion.weighting.Adaptive` weights the loss.
+A batch says of each sample its noise level (`timesteps` [B] int64) and its noise [B, C, h, w] float32. `LevelErrors`
+learns a model's errors by noise level, from which `diffusion.weighting.Adaptive` weights the loss.
 """
 
 from collections.abc import Mapping
@@ -15,18 +13,14 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from ..diffusion.drawing import USUAL, Drawing
-from ..diffusion.process import Process, add_noise
-from ..diffusion.weighting import Adaptive
+from ..diffusion.process import Adaptive, Process, add_noise
 from .encoders import encode_moments
 from .model import Loss, Model
 
 
 class LevelErrors(nn.Layer):
-    """Running means of the squared error, one for each bucket of noise levels; saved as a weight is.
-
-    They change once an update, by sums over the samples of all ranks, so that all have the same, and none of an
-    update's weights depends on how it is cut into micro-batches.
-    """
+    """Running means of the squared error, one for each bucket of noise levels; saved as a weight is. They change once
+    an update, by sums over the samples of all ranks: nothing depends on how an update is cut into micro-batches."""
 
     def __init__(self, process: Process):
         super().__init__()
@@ -60,16 +54,17 @@ class LevelErrors(nn.Layer):
 
 class DenoisingModel(Model):
     """A subclass calls `set_process` once its networks are there, and `denoising_loss` in its forward. denoiser_name:
-    of the component that predicts. `diffusion.guided` draws with `condition` and `denoise`; sampling: what it is told
-    beside the process. led_by: the input by which pictures lead what is drawn, of a model that has it. words: the name
-    in `condition` of the states of a caption's words, where it is told no other of the caption. coarse_noise: whether
-    it is drawn from `utils.rng.pyramid`. usual: how it is drawn where nothing else is asked for.
-    """
+    of the component that predicts. sampling: what samplers are told beside the process. led_by: the input by which
+    pictures lead. words: the name in `condition` of the states of a caption's words, where it is told no other of it;
+    joins_words: of any number. takes_mask: it inpaints. coarse_noise: of `utils.rng.pyramid`. usual: how it is
+    drawn."""
 
     denoiser_name: str
     sampling: Mapping = MappingProxyType({})
     led_by: str = "control"
     words: str | None = None
+    takes_mask = False
+    joins_words = True
     coarse_noise: bool = False
     usual: Drawing = USUAL
 
@@ -77,16 +72,6 @@ class DenoisingModel(Model):
     def denoiser(self) -> nn.Layer:
         """What removes the noise."""
         return getattr(self, self.denoiser_name)
-
-    @property
-    def takes_mask(self) -> bool:
-        """Whether it is made for inpainting (`networks.configs`)."""
-        return False
-
-    @property
-    def joins_words(self) -> bool:
-        """Whether it looks at any number of words."""
-        return True
 
     def size_condition(self, sizes) -> dict:
         """What the network takes of sizes [B, 6], by the names of its arguments: nothing."""
@@ -97,8 +82,7 @@ class DenoisingModel(Model):
         return None
 
     def lead(self, pictures) -> dict:
-        """What the network takes of pictures [B, K, H, W] uint8 that lead what is drawn, by the names of its arguments:
-        control images as they are."""
+        """The network's arguments of pictures [B, K, H, W] uint8 that lead what is drawn: control images."""
         return {"control": pictures}
 
     def without_lead(self, value):
@@ -107,8 +91,7 @@ class DenoisingModel(Model):
 
     @paddle.no_grad()
     def whole_moments(self, pixel_values, moments, uncached):
-        """[B, 2, C, h, w] of a batch that has some of the autoencoder's `moments`, and pixels of the other samples,
-        whose places are `uncached`; what is made of them is kept."""
+        """[B, 2, C, h, w]: `moments`, with what is made, and kept, of pixels of samples whose places are `uncached`."""
         if pixel_values is None:
             return moments
         places, encoded = uncached[:, 0], encode_moments(self.components[self.autoencoder].layer, pixel_values)
@@ -127,12 +110,9 @@ class DenoisingModel(Model):
         self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
 
     def denoising_loss(self, predict, latents, timesteps, noise, input_noise=None, seen=None) -> Loss:
-        """Mean squared error between prediction and target, weighted by timestep where asked for. predict: of x_t
-        [B, C, h, w] and the levels [B]. seen: of both, what counts, where that is not all.
-
-        With `input_noise`, x_t is made with it and the target with `noise`: input perturbation, Ning et al. 2023
-        (arXiv:2301.11706).
-        """
+        """Mean squared error between prediction and target, weighted by timestep where asked for. predict: of x_t [B,
+        C, h, w] and the levels [B]. seen: of both, what counts, where that is not all. With `input_noise`, x_t is made
+        with it and the target with `noise`: input perturbation, Ning et al. 2023 (arXiv:2301.11706)."""
         level = self.levels[timesteps]
         scales = self.process.scales(level.reshape([-1, 1, 1, 1]))
         noisy = add_noise(latents, noise if input_noise is None else input_noise, scales)
@@ -150,8 +130,7 @@ class DenoisingModel(Model):
         return Loss(weighted.mean(), errors, levels)
 
     def weights_of(self, timesteps):
-        """The weight [B] of each sample's error, None where all are 1. Those that are learned are of the training, so
-        that without it losses can be compared over time."""
+        """The weight [B] of each sample's error, None where all are 1. Learned ones are only of the training."""
         if self.level_errors is not None:
             return self.level_errors.weights(timesteps) if self.training else None
         return None if self.loss_weights is None else self.loss_weights[timesteps]
@@ -161,5 +140,4 @@ class DenoisingModel(Model):
         return None if self.level_errors is None else self.level_errors.sums(losses)
 
     def keep_statistics(self, sums) -> None:
-        """Into the running means."""
         self.level_errors.update(sums)

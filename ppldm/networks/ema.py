@@ -1,9 +1,5 @@
-"""Moving averages of parameters, with all of their state.
-
-shadow <- d shadow + (1 - d) weight, with d by the number n of optimizer updates so far (n = 1, 2, ...); a `Decay` says
-which. The number of updates is part of the state: without it, a resumed run would start again at n = 1 and wipe the
-average out.
-"""
+"""Moving averages of parameters: shadow <- d shadow + (1 - d) weight, with d by the number n of optimizer updates so
+far (n = 1, 2, ...), which is part of the state: else a resumed run would wipe the average out."""
 
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -12,6 +8,9 @@ from functools import cache
 
 import numpy as np
 import paddle
+
+from .cpu_operators.layers import operators_are_usable
+from .cpu_operators.operators import average
 
 
 @dataclass(frozen=True)
@@ -27,10 +26,8 @@ class GradualDecay:
 
 @dataclass(frozen=True)
 class IntervalDecay:
-    """d = beta at every `iters`-th update after the first `start_iters`, d = 0 (a copy) at every `iters`-th before.
-
-    Between them the average stays. The form of Stable Cascade's training, whose numbers are the defaults.
-    """
+    """d = beta at every `iters`-th update after the first `start_iters`, d = 0 (a copy) at every `iters`-th before;
+    else the average stays. The form of Stable Cascade's training, whose numbers are the defaults."""
 
     start_iters: int = 5000
     iters: int = 100
@@ -46,8 +43,8 @@ class IntervalDecay:
 @dataclass(frozen=True)
 class PowerDecay:
     """The average of relative standard deviation `std`, which grows with the run (EDM2: Karras et al. 2023,
-    arXiv:2312.02696, section 3.1): after n updates it weights them by the profile p(t) = (g + 1) t^g / n^(g + 1) on
-    0 .. n, and the weights before the first update have no share."""
+    arXiv:2312.02696, section 3.1): of n updates t has the weight (g + 1) t^g / n^(g + 1), that before the first
+    none."""
 
     std: float
 
@@ -71,18 +68,18 @@ class ExponentialMovingAverage:
         self.decay = decay
         self.num_updates = 0
         self.parameters = parameters
+        self._at_once = operators_are_usable() and all(one.dtype == paddle.float32 for one in parameters.values())
         self.shadow = {name: p.detach().clone().astype("float32") for name, p in parameters.items()}
 
     @paddle.no_grad()
     def update(self, master_weights: Mapping) -> None:
-        """Take in the parameters as they are after an optimizer update.
-
-        `master_weights` are float32 values by Paddle's parameter name, and stand for half-precision parameters.
-        """
+        """Take in the parameters; float32 `master_weights` by Paddle's names stand for half-precision ones."""
         self.num_updates += 1
         decay = self.decay.at(self.num_updates)
         if decay == 1.0:
             return
+        if self._at_once and decay:
+            return average(list(self.shadow.values()), list(self.parameters.values()), 1.0 - decay)
         for name, parameter in self.parameters.items():
             value = master_weights.get(parameter.name, parameter).detach().astype("float32")
             shadow = self.shadow[name]

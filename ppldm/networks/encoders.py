@@ -4,8 +4,6 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from .configs import is_effnet
-
 
 def token_mask(input_ids, end_id: int | None):
     """[B, L] int64, 1 up to the first `end_id` of a caption and 0 behind it; None where that is None."""
@@ -16,16 +14,14 @@ def token_mask(input_ids, end_id: int | None):
 
 
 def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
-    """[B, L] int64 to the last hidden states [B, L, D]; without an `end_id` padding is attended to. CLIP's encoder is
-    causal: what stands behind a token does not reach it, and it takes no mask."""
+    """[B, L] int64 to the last hidden states [B, L, D]. CLIP's encoder is causal, and takes no mask."""
     mask = {"attention_mask": token_mask(input_ids, end_id)} if hasattr(text_encoder, "to_logits") else {}
     return text_encoder(input_ids, **mask)[0]
 
 
 def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):
-    """What CLIP's text encoder with a projection makes of captions [B, L] int64: the hidden states [B, L, D] of its
-    last layer, before the norm, and the projected state [B, 1, P] of the first `end_id`, behind the norm. Padding is
-    not attended to."""
+    """Of captions [B, L] int64, by CLIP's text encoder with a projection: the hidden states [B, L, D] of its last layer
+    before the norm, and the projected state [B, 1, P] of the first `end_id` behind it. Padding is not attended to."""
     mask = token_mask(input_ids, end_id)
     states = text_encoder.text_model(input_ids, attention_mask=mask, output_hidden_states=True, return_dict=True)
     ends = paddle.stack([paddle.arange(len(input_ids)), mask.sum(axis=1) - 1], axis=1)
@@ -34,25 +30,16 @@ def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):
 
 
 def join_caption(states, pooled):
-    """The two of `projected_caption` as one array [B, L + 1, D], as it is kept: behind the hidden states the projected
-    one, with zeros up to their width."""
+    """The two of `projected_caption` as one [B, L + 1, D], as it is kept: the projected state last, with zeros."""
     return paddle.concat([states, F.pad(pooled, [0, 0, 0, 0, 0, states.shape[2] - pooled.shape[2]])], axis=1)
-
-
-def split_caption(joined, width: int):
-    """The inverse of `join_caption`; width: P."""
-    return joined[:, :-1], joined[:, -1:, :width]
 
 
 @paddle.no_grad()
 def encode_moments(vae: nn.Layer, pixel_values):
-    """[B, 3, H, W] uint8 to mean and standard deviation of the posterior, float32 [B, 2, C, H / f, W / f], unscaled.
-
-    Of an encoder without a posterior the deviation is 0. Runs in float32 outside autocast: half precision overflows in
-    common VAEs.
-    """
+    """[B, 3, H, W] uint8 to the posterior's mean and deviation, float32 [B, 2, C, H / f, W / f], unscaled; without a
+    posterior the deviation is 0. In float32 outside autocast: half precision overflows in common VAEs."""
     with paddle.amp.auto_cast(enable=False):
-        if is_effnet(vae.config):
+        if not hasattr(vae, "encode"):  # an EfficientNet encoder
             mean = vae(pixel_values.astype("float32") / 255.0)
             return paddle.stack([mean, paddle.zeros_like(mean)], axis=1)
         posterior = vae.encode(to_unit_range(pixel_values)).latent_dist

@@ -1,6 +1,7 @@
 """The latent diffusion model: built components in, loss out.
 
-A batch (`families.ldm` says how it is made) carries everything that is random:
+A batch carries everything that is random, for B samples, C latent channels, h = H / f and w = W / f of a VAE that
+scales down by f, and L tokens:
 
     pixel_values     [B, 3, H, W] uint8, RGB in 0 .. 255; or
     moments          [B, 2, C, h, w] float32, mean and standard deviation of the VAE's posterior, computed ahead; of
@@ -13,8 +14,6 @@ A batch (`families.ldm` says how it is made) carries everything that is random:
     input_noise      the same plus a perturbation: what x_t is made with, where the model asks for it
     posterior_noise  [B, C, h, w] float32, standard normal
     sizes            [B, 6] int64, `data.inputs.Sizes`, where the UNet takes them
-
-Shapes: B samples, C latent channels, h = H / f and w = W / f for a VAE that scales down by f, L tokens.
 """
 
 from contextlib import nullcontext
@@ -28,15 +27,13 @@ from .denoising import DenoisingModel
 from .encoders import hidden_states, to_unit_range, token_mask
 from .model import Component, Loss, freeze
 
+PICTURES = ("pixel_values", "moments", "uncached")  # inputs of which latents are made
+
 
 class LatentDiffusionModel(DenoisingModel):
-    """Frozen VAE, trained text encoder (or frozen) and trained UNet under one loss.
-
-    A subclass may have another denoiser than a UNet. The state dict has the prefixes `vae.`, `text_encoder.` and
-    `unet.`. `text_encoder.to_logits` is kept for the published checkpoints' sake; nothing uses it, so it is not
-    trained. mask_behind: the id of the token that ends a caption, where attention is to ignore what stands behind it
-    (`--mask_pad_tokens`); None: it ignores nothing, as published.
-    """
+    """Frozen VAE, trained text encoder (or frozen) and trained UNet, or what a subclass has in its place, under one
+    loss. `text_encoder.to_logits` is kept for published checkpoints, and not trained. mask_behind: the id of the token
+    that ends a caption, where attention is to ignore what stands behind it (`--mask_pad_tokens`)."""
 
     autoencoder = "vae"
     denoiser_name = "unet"
@@ -53,8 +50,7 @@ class LatentDiffusionModel(DenoisingModel):
         sampling: dict | None = None,
         **further: nn.Layer,
     ):
-        """`sampling`: `diffusion.process.sampling_settings` that the model came with, for samplers and exports.
-        further: components of a subclass, by name."""
+        """`sampling`: what the model came with, for samplers and exports. further: a subclass's components."""
         super().__init__()
         self.vae = vae
         self.text_encoder = text_encoder
@@ -103,8 +99,7 @@ class LatentDiffusionModel(DenoisingModel):
 
     @paddle.no_grad()
     def latents(self, posterior_noise, pixel_values=None, moments=None, uncached=None):
-        """Scaled latents [B, C, h, w] float32, a sample of the VAE's posterior, of a batch that has pixels or moments,
-        or some of each. Encodes in float32 outside autocast: half precision overflows in common VAEs."""
+        """Scaled samples [B, C, h, w] of the posterior, of pixels or moments; VAEs overflow in half precision."""
         if moments is None:
             with paddle.amp.auto_cast(enable=False):
                 posterior = self.vae.encode(to_unit_range(pixel_values)).latent_dist
@@ -119,8 +114,7 @@ class LatentDiffusionModel(DenoisingModel):
             return self.vae.decode(latents.astype("float32") / self.scaling_factor).sample.clip(-1.0, 1.0)
 
     def encode_text(self, input_ids, text_embeddings=None):
-        """[B, L] int64 to hidden states [B, L, D]: `text_embeddings` where they are there. Without a mask padding is
-        attended to, as published."""
+        """[B, L] int64 to hidden states [B, L, D]: `text_embeddings` where they are there."""
         hidden = text_embeddings
         if hidden is None:
             with paddle.no_grad() if self.freeze_text_encoder else nullcontext():
@@ -144,8 +138,7 @@ class LatentDiffusionModel(DenoisingModel):
         return {"added_cond_kwargs": {"text_embeds": paddle.zeros([sizes.shape[0], 0]), "time_ids": sizes}}
 
     def drawn_sizes(self, latents):
-        """Sizes [B, 6] of pictures that are drawn as `latents`: uncropped, of the size drawn; None where the UNet takes
-        none."""
+        """Sizes [B, 6] of pictures drawn as `latents`: uncropped; None where the UNet takes none."""
         if not takes_sizes(self.denoiser.config):
             return None
         size = [side * downscale_factor(self.vae.config) for side in latents.shape[2:]]
@@ -161,22 +154,10 @@ class LatentDiffusionModel(DenoisingModel):
         """The UNet's output [B, C, h, w] for x_t, under what `condition` and `size_condition` give."""
         return self.denoiser(noisy, timesteps, **condition).sample
 
-    def forward(
-        self,
-        input_ids,
-        timesteps,
-        noise,
-        posterior_noise,
-        pixel_values=None,
-        moments=None,
-        uncached=None,
-        input_noise=None,
-        seen=None,
-        **told,
-    ) -> Loss:
-        """The `denoising_loss` of latents under captions. told: what else `predict` takes, by the names of its
-        arguments."""
-        latents = self.latents(posterior_noise, pixel_values, moments, uncached)
+    def forward(self, input_ids, timesteps, noise, posterior_noise, input_noise=None, seen=None, **told) -> Loss:
+        """The `denoising_loss` of latents under captions. told: what `latents` and `predict` take besides, by name."""
+        pictures = {name: told.pop(name) for name in PICTURES if name in told}
+        latents = self.latents(posterior_noise, **pictures)
         predict = self.compiled_predict if self.training and self.compiled_predict else self.predict
 
         def predicted(noisy, level):

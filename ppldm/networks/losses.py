@@ -1,14 +1,9 @@
 """What an autoencoder's loss is made with, beside the error of pixels.
 
 The adversarial loss of CompVis' autoencoders (Esser et al. 2020, arXiv:2012.09841, section 3.1; Rombach et al. 2022,
-arXiv:2112.10752, appendix G): a discriminator of patches, hinge losses, and the balance of two gradients.
-
-LPIPS: how different two pictures look, by features of VGG16 (Zhang et al. 2018, arXiv:1801.03924, equation 1).
-
-    d(x, y) = sum over l of the mean over places of sum over channels c of w[l, c] (f[l, c](x) - f[l, c](y))^2
-
-f[l] are VGG16's features behind the last convolution of each of its five blocks, divided by their length at each place,
-and w the learned weights of version 0.1.
+arXiv:2112.10752, appendix G). LPIPS 0.1, how different two pictures look (Zhang et al. 2018, arXiv:1801.03924, equation
+1): the sum over l of the mean over places of sum over channels c of w[l, c] (f[l, c](x) - f[l, c](y))^2, of VGG16's
+features f[l] behind the last convolution of each of its five blocks, divided by their length at each place.
 """
 
 import paddle
@@ -25,12 +20,9 @@ _TINY = 1e-10
 
 
 class PatchDiscriminator(nn.Layer):
-    """The PatchGAN of pix2pix (Isola et al. 2017, arXiv:1611.07004): logits of patches, under CompVis' names.
-
-    `layers` convolutions halve the sides, two more keep them; channels double up to 8 times the first. Norms must not
-    depend on how a batch is cut into micro-batches, so none takes statistics of a batch: `norm` "group" is GroupNorm,
-    "batch" a BatchNorm with the running statistics that it came with.
-    """
+    """The PatchGAN of pix2pix (Isola et al. 2017, arXiv:1611.07004): logits of patches, under CompVis' names. `layers`
+    convolutions halve the sides, two more keep them; channels double up to 8 times the first. Norms take no statistics
+    of a batch: `norm` "group" is GroupNorm, "batch" a BatchNorm with running statistics."""
 
     def __init__(self, channels: int = 64, layers: int = 3, norm: str = "group"):
         super().__init__()
@@ -70,25 +62,20 @@ def hinge_loss(real, made):
 
 
 class GradientBalance(nn.Layer):
-    """The adaptive weight: |gradient of the reconstruction's loss| / (|gradient of the adversarial one| + 1e-4), both
-    with respect to the weight of the decoder's last convolution; saved as a weight is.
-
-    Gradients are means over the whole update, of all ranks, and the ratio is that of the update before: so it does not
-    depend on how an update is cut into micro-batches. Before there is one it is 0.
-    """
+    """The adaptive weight: |gradient of the reconstruction's loss| / (|gradient of the adversarial one| + 1e-4), with
+    respect to the weight of the decoder's last convolution; saved as a weight is. Gradients are means over the update
+    before, of all ranks, and the ratio is 0 before there is one: it does not depend on micro-batches."""
 
     def __init__(self):
         super().__init__()
         self.register_buffer("ratio", paddle.zeros([1]))
 
     def weight(self, values: int):
-        """The ratio [1] for pictures of so many values, 3 H W each. CompVis' errors are sums over the values of a
-        picture, and bounded by 1e4; ours are means."""
+        """The ratio [1] for pictures of so many values: CompVis' errors are sums, bounded by 1e4; ours are means."""
         return self.ratio.clip(max=_MOST / values)
 
     def sums(self, error, adversarial, weight):
-        """[2 n + 1] float32: the gradients of two losses of a micro-batch with respect to a weight of n numbers, and a
-        1 that counts the micro-batches."""
+        """[2 n + 1] float32: gradients of two losses with respect to n weights, and a 1 for each micro-batch."""
         gradients = [paddle.grad(one, weight, retain_graph=True)[0].flatten() for one in (error, adversarial)]
         return paddle.concat([*gradients, paddle.ones([1])]).astype("float32")
 

@@ -9,15 +9,13 @@ from typing import Any, NamedTuple
 import paddle
 from paddle import nn
 
+from .cpu_operators.layers import layer_norm_by_paddle
+
 
 class Loss(NamedTuple):
-    """What `Model.forward` gives.
-
-    value: what is learned from, float32 scalar. Where the model has a noise level: per_sample, the error of each
-    sample before any weight, [B] float32 without a gradient; noise_level, the share of the levels below that of the
-    sample, [B] float32 in [0, 1). statistics: what a model wants added up (`Model.statistics`), float32 [n]. measures:
-    further means over the samples, by name, which are logged of held-out rows; float32 scalars without a gradient.
-    """
+    """What `Model.forward` gives. value: what is learned from, float32 scalar. Where there is a noise level, without
+    gradients, [B] float32: per_sample, the errors before any weight; noise_level, the share of the levels below.
+    statistics: what a model wants added up, float32 [n]. measures: further means, logged of held-out rows."""
 
     value: paddle.Tensor
     per_sample: paddle.Tensor | None = None
@@ -28,13 +26,9 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True)
 class Component:
-    """One network of a model.
-
-    rate_group: the name in `--<rate_group>_learning_rate` of what it shares a learning rate with. stays_float32: never
-    cast to half precision. recompute: makes it compute activations a second time while it goes back. adapted: it is
-    frozen, and gradients pass through it to adapters. clipped_alone: the norm by which its gradients are clipped is
-    their own. starts: how many updates are done before it is trained.
-    """
+    """One network of a model. rate_group: it learns by `--<rate_group>_learning_rate`. stays_float32: never in half
+    precision. recompute: makes it compute activations again. adapted: it is frozen, and gradients pass through it to
+    adapters. clipped_alone: its gradients have a norm of their own. starts: after how many updates it is trained."""
 
     layer: nn.Layer
     trained: bool
@@ -52,19 +46,14 @@ class Component:
 
 
 class Model(nn.Layer):
-    """Base of all models. It draws nothing: a batch has an array for each of `inputs`, random ones too.
-
-    process: the `diffusion.process.Process` of a model that has noise levels, None of others. inputs: by the names of
-    `forward`'s arguments, how the data layer makes each (`ppldm.data.inputs`). tokenizer: of its captions, or None.
-    autoencoder: the name of the frozen component whose moments may be computed ahead, None without such.
-    caption_encoder: the name of the frozen component whose hidden states of captions may be; None without such.
-    empty_end: the id of the token that ends a caption where those of an empty one are zeros (`--empty_caption zeros`).
-    keep_moments: what is computed of pixels may be kept by it: (places int64 [M, 3], moments [M, 2, C, h, w]) to the
-    moments as they will be read again (`data.cached.run.CachedMoments.keep`).
-    adapters: what is trained in place of its networks, by name (`networks.adapters`).
-    num_updates: how many updates are done; told before each of a training.
-    A model whose `predict` may be compiled calls `compiled_predict` in its place while that is set and it trains.
-    """
+    """Base of all models. It draws nothing: a batch has an array for each of `inputs`. process: the
+    `diffusion.process.Process` of a model that has noise levels. inputs: by the names of `forward`'s arguments, how the
+    data layer makes each. tokenizer: of its captions, or None. autoencoder, caption_encoder: the names of the frozen
+    components whose moments, and hidden states, may be computed ahead. empty_end: the id of the token that ends a
+    caption where those of an empty one are zeros. keep_moments: keeps what is computed of pixels: (places int64 [M, 3],
+    moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of its networks.
+    num_updates: how many updates are done. compiled_predict: called in place of `predict` in training, where it is
+    set."""
 
     process = None
     inputs: dict[str, Any] = {}
@@ -122,8 +111,7 @@ class Model(nn.Layer):
         return self.process and self.process.settings()
 
     def statistics(self, losses: list[Loss]) -> paddle.Tensor | None:
-        """What the model wants to know of an update, of this rank's losses: sums, float32 [n], to which those of the
-        other ranks are added. None: nothing."""
+        """Sums over this rank's losses, float32 [n], to which those of other ranks are added; None: nothing."""
         return None
 
     def keep_statistics(self, sums: paddle.Tensor) -> None:
@@ -145,15 +133,7 @@ def freeze(layer: nn.Layer) -> None:
     for parameter in layer.parameters():
         parameter.stop_gradient = True
     for one in layer.sublayers(include_self=True):
-        if isinstance(one, nn.LayerNorm) and one.weight is not None:
-            one.forward = partial(_normalise_frozen, one)
+        if isinstance(one, nn.LayerNorm) and one.weight is not None and "forward" not in vars(one):
+            one.forward = partial(layer_norm_by_paddle, one)
         elif isinstance(one, nn.BatchNorm2D):
             one._use_global_stats = True
-
-
-def _normalise_frozen(layer: nn.LayerNorm, inputs):
-    """What a frozen LayerNorm gives, to the bit. Paddle 3.3's kernel for CPUs makes a wrong gradient of the inputs
-    where none of the weight is asked for; so one is, and nobody takes it."""
-    weight = layer.weight.detach()
-    weight.stop_gradient = inputs.stop_gradient
-    return nn.functional.layer_norm(inputs, layer._normalized_shape, weight, layer.bias, layer._epsilon)

@@ -1,10 +1,8 @@
 """A network's call, with the operations that Paddle meets in it, as a model of OpenVINO.
 
-Paddle runs the call once on symbols of the given shapes (`training/compiled.py` says how) and keeps a list of
-operations. Each is written down again with OpenVINO's operations, which compute the same
-(https://docs.openvino.ai/, "Available Operation Sets", opset13). Only what networks use that draw is known here; for
-anything else there is an error that names it. All shapes are known, so that what an operation gives has the shape that
-Paddle has found for it.
+Paddle runs the call once on symbols of the given shapes (`training/compiled.py`) and keeps a list of operations. Each
+is written down again with OpenVINO's (https://docs.openvino.ai/, "Available Operation Sets", opset13). For one that no
+network here draws with there is an error that names it. All shapes are known.
 """
 
 import inspect
@@ -43,8 +41,7 @@ def trace(function: Callable, tensors: Sequence[paddle.Tensor]):
 
 
 def to_openvino(function: Callable, tensors: Sequence[paddle.Tensor]):
-    """`function(*tensors)` as an openvino.Model whose inputs and results have the shapes and types of this call. Raises
-    ConfigError for an operation that is not known."""
+    """`function(*tensors)` as an openvino.Model of their shapes. Raises ConfigError for an unknown operation."""
     import openvino as ov
 
     program, parameters = trace(function, tensors)
@@ -59,7 +56,8 @@ def to_openvino(function: Callable, tensors: Sequence[paddle.Tensor]):
 class _Graph:
     """Paddle's operations so far, as OpenVINO's.
 
-    values: by the ids of Paddle's values. What depends only on shapes is numpy's; a list is a list.
+    values: by the ids of Paddle's values. What depends only on shapes is numpy's; a list is a list. A method has the
+    name of the operation that it makes, of its attributes, results and values.
     """
 
     def __init__(self, parameters: dict[str, paddle.Tensor]):
@@ -71,11 +69,12 @@ class _Graph:
 
     def add(self, operation) -> None:
         kind = operation.name().partition(".")[2]
-        make = getattr(self, f"_{kind}", None)
         inputs = [self.values[one.id] if one.initialized() else None for one in operation.operands_source()]
-        results = operation.results()
-        if make:
-            made = make(operation.attrs(), results, *inputs)
+        attrs, results = operation.attrs(), operation.results()
+        if make := getattr(self, f"_{kind}", None):
+            made = make(attrs, results, *inputs)
+        elif kind in _MADE:
+            made = _MADE[kind](self.opset, attrs, *inputs)
         elif kind in _SAME:
             made = getattr(self.opset, _SAME[kind])(*inputs)
         elif kind == "shadow_output":
@@ -103,9 +102,6 @@ class _Graph:
     def _arange(self, attrs, results, start, stop, step):
         return np.arange(*(_known(one).item() for one in (start, stop, step))).astype(_dtype(results[0]))
 
-    def _shape64(self, attrs, results, value):
-        return np.array(_sizes(value), np.int64)
-
     def _cast(self, attrs, results, value):
         dtype = np.dtype(_dtype(results[0]))
         return value.astype(dtype) if isinstance(value, np.ndarray) else self.opset.convert(value, dtype)
@@ -120,20 +116,11 @@ class _Graph:
             return self.opset.add(self.opset.multiply(value, factor), bias)
         return self.opset.multiply(self.opset.add(value, bias), factor)
 
-    def _reshape(self, attrs, results, value, sizes):
-        return self.opset.reshape(value, _known(sizes), special_zero=True)
-
     def _flatten(self, attrs, results, value):
         sizes = _sizes(value)
         first, last = attrs["start_axis"] % len(sizes), attrs["stop_axis"] % len(sizes)
         sizes[first : last + 1] = [math.prod(sizes[first : last + 1])]
         return self.opset.reshape(value, np.array(sizes, np.int64), special_zero=False)
-
-    def _unsqueeze(self, attrs, results, value, axes):
-        return self.opset.unsqueeze(value, _known(axes))
-
-    def _squeeze(self, attrs, results, value, axes):
-        return self.opset.squeeze(value, _known(axes))
 
     def _expand(self, attrs, results, value, sizes):
         own, wanted = _sizes(value), _known(sizes).tolist()
@@ -141,26 +128,11 @@ class _Graph:
         wanted = [old if new == -1 else new for old, new in zip(own, wanted, strict=True)]
         return self.opset.broadcast(value, np.array(wanted, np.int64))
 
-    def _transpose(self, attrs, results, value):
-        return self.opset.transpose(value, np.array(attrs["perm"]))
-
-    def _combine(self, attrs, results, *values):
-        return ([*values],)
-
-    def _split(self, attrs, results, values):
-        return tuple(values)
-
-    def _concat(self, attrs, results, values, axis):
-        return self.opset.concat(values, _known(axis).item())
-
     def _stack(self, attrs, results, values):
         axis = attrs["axis"]
         if all(isinstance(one, (np.ndarray, np.generic)) for one in values):
             return np.stack(values, axis)
         return self.opset.concat([self.opset.unsqueeze(one, np.array(axis)) for one in values], axis)
-
-    def _split_with_num(self, attrs, results, value, axis):
-        return (self.opset.split(value, _known(axis).reshape([]), attrs["num"]).outputs(),)
 
     def _slice(self, attrs, results, value, starts, ends):
         axes, starts, ends = attrs["axes"], _known(starts), _known(ends)
@@ -174,15 +146,6 @@ class _Graph:
         cut = self.opset.slice(value, starts, ends, np.ones(len(axes), np.int64), np.array(axes))
         return self.opset.squeeze(cut, np.array(lost)) if lost else cut
 
-    def _matmul(self, attrs, results, left, right):
-        return self.opset.matmul(left, right, attrs["transpose_x"], attrs["transpose_y"])
-
-    def _softmax(self, attrs, results, value):
-        return self.opset.softmax(value, attrs["axis"])
-
-    def _gelu(self, attrs, results, value):
-        return self.opset.gelu(value, "TANH" if attrs["approximate"] else "ERF")
-
     def _conv2d(self, attrs, results, value, weight):
         pads, groups = attrs["paddings"], attrs["groups"]
         before, after = (pads, pads) if len(pads) == 2 else (pads[::2], pads[1::2])
@@ -193,9 +156,6 @@ class _Graph:
         out, *rest = weight.output(0).shape
         weight = self.opset.reshape(weight, np.array([groups, out // groups, *rest]), special_zero=False)
         return self.opset.group_convolution(value, weight, attrs["strides"], before, after, attrs["dilations"])
-
-    def _group_norm(self, attrs, results, value, weight, bias):
-        return self.opset.group_normalization(value, weight, bias, attrs["groups"], attrs["epsilon"])
 
     def _layer_norm(self, attrs, results, value, weight, bias):
         rank, first = len(_sizes(value)), attrs["begin_norm_axis"]
@@ -212,19 +172,36 @@ class _Graph:
             raise ConfigError("the engine openvino pads with a number; omit --engine")
         return self.opset.pad(value, around[:, 0], around[:, 1], "constant", np.float32(number))
 
-    _pad3d = _pad
-
     def _nearest_interp(self, attrs, results, value, wanted, *_):
         """By a factor; or to the sizes of what a UNet has put aside, where latents do not halve evenly."""
         if wanted is None:
             sizes = [int(side * factor) for side, factor in zip(_sizes(value)[2:], attrs["scale"], strict=True)]
         else:
             sizes = _known(wanted).tolist()
-        return self.opset.interpolate(value, np.array(sizes), "nearest", "sizes",
-                                      axes=np.array([2, 3]), nearest_mode="floor",
-                                      coordinate_transformation_mode="asymmetric")  # fmt: skip
+        modes = {"nearest_mode": "floor", "coordinate_transformation_mode": "asymmetric"}
+        return self.opset.interpolate(value, np.array(sizes), "nearest", "sizes", axes=np.array([2, 3]), **modes)
+
+    _pad3d = _pad
 
 
+# What others are, of their attributes and values.
+_MADE: dict[str, Callable] = {
+    "shape64": lambda opset, attrs, value: np.array(_sizes(value), np.int64),
+    "reshape": lambda opset, attrs, value, sizes: opset.reshape(value, _known(sizes), special_zero=True),
+    "unsqueeze": lambda opset, attrs, value, axes: opset.unsqueeze(value, _known(axes)),
+    "squeeze": lambda opset, attrs, value, axes: opset.squeeze(value, _known(axes)),
+    "transpose": lambda opset, attrs, value: opset.transpose(value, np.array(attrs["perm"])),
+    "combine": lambda opset, attrs, *values: ([*values],),
+    "split": lambda opset, attrs, values: tuple(values),
+    "concat": lambda opset, attrs, values, axis: opset.concat(values, _known(axis).item()),
+    "split_with_num": lambda opset, attrs, value, axis: (
+        opset.split(value, _known(axis).reshape([]), attrs["num"]).outputs(),
+    ),
+    "matmul": lambda opset, attrs, *values: opset.matmul(*values, attrs["transpose_x"], attrs["transpose_y"]),
+    "softmax": lambda opset, attrs, value: opset.softmax(value, attrs["axis"]),
+    "gelu": lambda opset, attrs, value: opset.gelu(value, "TANH" if attrs["approximate"] else "ERF"),
+    "group_norm": lambda opset, attrs, *values: opset.group_normalization(*values, attrs["groups"], attrs["epsilon"]),
+}
 # Operations of one or two values that have all they need in them.
 _SAME = {
     "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide", "exp": "exp", "sin": "sin",

@@ -1,8 +1,7 @@
 """`--block_list`: the URLs and the files that must not be in a data set, at whatever stage they are met.
 
-A line is a URL, http://… or https://…, or `sha256:` and the 64 hexadecimal digits of a picture's file. Empty lines, and
-those that begin with #, say nothing. URLs are compared letter by letter, as the metadata has them. A list may be
-compressed by gzip (*.gz), and lie in a store.
+A line is a URL, http://… or https://…, compared letter by letter, or `sha256:` and the 64 hexadecimal digits of a
+picture's file. Empty lines and those that begin with # say nothing. A list may be a *.gz, and lie in a store.
 """
 
 import gzip
@@ -14,7 +13,7 @@ from typing import Annotated
 
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
-from ..utils.store.inputs import input_path
+from ..utils.store.cache import input_path
 
 BlockLists = Annotated[str, {"opt": True, "nargs": "+"}]
 # The reason under which rows on a list are counted, and how its messages begin.
@@ -65,8 +64,7 @@ def read_block_list(files: Sequence[str] | str | None) -> BlockList:
 
 
 def read_lines(flag: str, name: str) -> list[str]:
-    """The lines of a text file that a flag names. Only a line feed ends one: URLs and keys may hold what Unicode calls
-    an end of line. Raises ConfigError, StoreError."""
+    """The lines of a text file that a flag names; only a line feed ends one. Raises ConfigError, StoreError."""
     try:
         path = input_path(name)
         packed = path.read_bytes()

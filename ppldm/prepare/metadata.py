@@ -1,18 +1,17 @@
-"""Metadata tables as they lie on disk: parquet files of one schema, in the order of their numbers; and their columns:
-what LAION's releases call the same thing, and what a table at hand has of it."""
+"""Metadata tables as they lie on disk: parquet files of one schema, in the order of their numbers; and their columns,
+of which LAION's releases have several names for the same thing."""
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..utils.errors import ConfigError, DataError
-from ..utils.files import local_path
+from ..utils.files import RemotePath, is_address, local_path
 from ..utils.processes.workers import map_in_threads
-from ..utils.store.client import is_address
-from ..utils.store.inputs import input_path
+from ..utils.store.cache import input_path
 from ..utils.text import one_line
 from .place import AddressPath, Hadoop, address_of, natural_key, parquet_source
 
@@ -29,8 +28,7 @@ ALIASES = {
     "pwatermark": ("PWATERMARK", "p_watermark"),
     "hash": ("HASH",),
 }
-# LAION2B-en and LAION-Art differ in this one; a table keeps the name it has.
-_BOTH_PUBLISHED = {"aesthetic"}
+_BOTH_PUBLISHED = {"aesthetic"}  # LAION2B-en and LAION-Art differ in it; a table keeps the name it has
 
 INTEGER, NUMBER, TEXT, TRUTH, OTHER = "integer", "number", "text", "truth", "other"
 
@@ -46,10 +44,8 @@ class Columns:
         if name in self.kinds:
             return name
         names = {other.lower(): other for other in self.kinds}
-        for candidate in (name, *_same_thing(name)):
-            if candidate.lower() in names:
-                return names[candidate.lower()]
-        return None
+        candidates = (candidate.lower() for candidate in (name, *_same_thing(name)))
+        return next((names[candidate] for candidate in candidates if candidate in names), None)
 
     def need(self, name: str) -> str:
         """As `find`. Raises ConfigError where there is none."""
@@ -76,39 +72,27 @@ class Columns:
         }
 
 
-def check_names(names: Iterable[str], path) -> None:
-    """Raises ConfigError where names of columns differ only in case, which engines take for one."""
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.setdefault(name.lower(), name)
-        if other != name:
-            raise ConfigError(f"{path} has columns {other!r} and {name!r}, alike but for case; rename one of them")
-
-
 def _same_thing(name: str) -> tuple[str, ...]:
     """All names of what `name` is a name of, in any case."""
-    for published, aliases in ALIASES.items():
-        names = (published, *aliases)
-        if name.lower() in {other.lower() for other in names}:
-            return names
-    return ()
+    things = ((published, *aliases) for published, aliases in ALIASES.items())
+    return next((names for names in things if name.lower() in {other.lower() for other in names}), ())
 
 
 @dataclass(frozen=True)
 class Table:
-    """A parquet file. `schema`: the name and type of each column, as text."""
+    """A parquet file. `schema`: the name and type of each column, as text. `number`: of a part to be downloaded."""
 
-    path: Path | AddressPath
+    path: Path | RemotePath
     rows: int
-    bytes: int
-    schema: tuple[tuple[str, str], ...]
+    bytes: int = 0
+    schema: tuple[tuple[str, str], ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Parquet files of the same columns, named as in the first. `names`: what they were asked for by, absolute paths.
-    `spellings`: the other names that some files have for a column, but for case. `mixed`: a column that is wider in
-    some files than in others, as int64 beside int32."""
+    """Parquet files of the same columns, named as in the first. `names`: what they were asked for by, absolute.
+    `spellings`: other names of a column in some files. `mixed`: a column that is wider in some files."""
 
     files: tuple[Table, ...]
     columns: Columns
@@ -118,33 +102,25 @@ class Tables:
 
     @property
     def paths(self) -> list[Path | AddressPath]:
-        """Of all files."""
         return [file.path for file in self.files]
 
     @property
     def addresses(self) -> list[str]:
-        """Of all files."""
         return [f"file://{path}" if isinstance(path, Path) else str(path) for path in self.paths]
 
     @property
     def rows(self) -> int:
-        """Of all files."""
         return sum(file.rows for file in self.files)
 
 
 def read_tables(inputs: Sequence[str], hadoop: Hadoop | None = None) -> Tables:
-    """The parquet files that `--input` names, folders meaning all of theirs; only their footers are read. With `hadoop`
-    they are read through it, those of this machine too.
-
-    A column may have another name in each file (`Columns`). Raises ConfigError for what is missing, empty or named
-    twice, or files of different columns; DataError for one that is not a parquet file.
-    """
+    """The parquet files that `--input` names, folders meaning all of theirs; only footers are read, with `hadoop`
+    through it. A column may have another name in each file (`Columns`). Raises ConfigError, DataError."""
     places = [AddressPath(address_of(name).rstrip("/"), hadoop) if hadoop else input_path(name) for name in inputs]
     paths = [path for place in places for path in _list_files(place)]
-    doubles = {path for path in paths if paths.count(path) > 1} if len(set(paths)) < len(paths) else set()
-    if doubles:
-        raise ConfigError(f"--input names {min(doubles)} twice; name it once")
-    files = tuple(map_in_threads(_read_footer, paths, "reading footers"))
+    if len(set(paths)) < len(paths):
+        raise ConfigError(f"--input names {min(path for path in paths if paths.count(path) > 1)} twice; name it once")
+    files = tuple(map_in_threads(read_footer, paths, "reading footers"))
     first, spellings, mixed = files[0], defaultdict(set), None
     for file in files[1:]:
         if set(file.schema) != set(first.schema):
@@ -153,7 +129,12 @@ def read_tables(inputs: Sequence[str], hadoop: Hadoop | None = None) -> Tables:
                     spellings[meant].add(name)
                 if dict(file.schema)[name] != dict(first.schema)[meant]:
                     mixed = meant
-    check_names((name for name, _ in first.schema), first.path)
+    seen: dict[str, str] = {}
+    for name, _ in first.schema:  # engines take names for one that differ only in case
+        if (other := seen.setdefault(name.lower(), name)) != name:
+            raise ConfigError(
+                f"{first.path} has columns {other!r} and {name!r}, alike but for case; rename one of them"
+            )
     own_name = address_of if hadoop else lambda name: name if is_address(name) else os.path.abspath(local_path(name))
     columns = Columns({name: _kind(type_name) for name, type_name in first.schema})
     others = {name: frozenset(found) for name, found in spellings.items()}
@@ -175,11 +156,12 @@ def _match_columns(file: Table, first: Table) -> dict[str, str]:
     )
 
 
-def _list_files(path: Path | AddressPath) -> list[Path | AddressPath]:
+def _list_files(named: Path | AddressPath) -> list[Path | AddressPath]:
+    path = Path(os.path.abspath(named)) if isinstance(named, Path) else named
     if path.is_file():
-        return [_absolute(path)]
+        return [path]
     if not path.is_dir():
-        raise ConfigError(f"--input {path} is not there; name parquet files, or folders of them")
+        raise ConfigError(f"--input {named} is not there; name parquet files, or folders of them")
     pattern = "[!._]*.parquet"
     if isinstance(path, AddressPath):
         found = [entry.path for entry in path.list(pattern) if not entry.is_dir]
@@ -187,26 +169,28 @@ def _list_files(path: Path | AddressPath) -> list[Path | AddressPath]:
         found = [file for file in path.glob(pattern) if file.is_file()]
     if not found:
         raise ConfigError(
-            f"no *.parquet files in --input {path} (subfolders are not searched); name the folder of them"
+            f"no *.parquet files in --input {named} (subfolders are not searched); name the folder of them"
         )
-    return sorted(map(_absolute, found), key=natural_key)
+    return sorted(found, key=natural_key)
 
 
-def _absolute(path: Path | AddressPath) -> Path | AddressPath:
-    return Path(os.path.abspath(path)) if isinstance(path, Path) else path
-
-
-def _read_footer(path: Path | AddressPath) -> Table:
+def open_parquet(path: Path | RemotePath):
+    """The pq.ParquetFile. Raises DataError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(parquet_source(path)) as file:
-            schema = tuple((field.name, str(field.type)) for field in file.schema_arrow)
-            return Table(path, file.metadata.num_rows, path.stat().st_size, schema)
+        return pq.ParquetFile(parquet_source(path))
     except (pa.ArrowException, OSError) as error:
         why = one_line(str(error), 200)
         raise DataError(f"{path} is not a parquet file, or is damaged ({why}); get it again") from error
+
+
+def read_footer(path: Path | RemotePath, number: int = 0) -> Table:
+    """What the end of a parquet file says of it. Raises DataError."""
+    with open_parquet(path) as file:
+        schema = tuple((field.name, str(field.type)) for field in file.schema_arrow)
+        return Table(path, file.metadata.num_rows, path.stat().st_size, schema, number)
 
 
 def _wide(type_name: str) -> str:

@@ -1,10 +1,9 @@
 """`ppldm pipeline`: filter, download, annotate and convert by one file of settings.
 
-Laws. The stage's own command decides what is finished, by the rule of `ppldm.utils.jobs`; it is not even asked where
-nobody has touched the files that it read and wrote. The folder is the pipeline's own, so other settings make filter and
-convert again; what was downloaded is refused, unless `--redo`. What a stage is called with, its command takes as flags.
-All settings are checked before the first stage begins. Rows in = rows out + rows dropped, by reason, at every stage,
-and each stage takes in what the one before gave out.
+Laws. The stage's own command decides what is finished (`ppldm.utils.jobs`); it is not even asked where nobody has
+touched the files that it read and wrote. Other settings make filter and convert again; what was downloaded is refused,
+unless `--redo`. All settings are checked before the first stage begins. Rows in = rows out + rows dropped, by reason,
+at every stage, and each stage takes in what the one before gave out.
 
     OUT/metadata/     part_1.parquet, ... of the filter; missing where the settings have no `filter`
     OUT/images/       part_1/, ... of the download; part_1.csv of annotate
@@ -12,15 +11,7 @@ and each stage takes in what the one before gave out.
     OUT/report.json   rows, bytes and seconds of every stage, measured, and projected for the whole data set
     OUT/.pipeline/    seconds and results of stages; may be deleted, the commands then look for themselves
 
-The file, in which every setting of a stage is a flag of its command:
-
-    out: laion_art                 # folder of everything; relative paths are taken from the folder of this file
-    metadata: laion-art.parquet    # parquet files, or folders of them: one, or a list
-    whole_rows: 1372052778         # rows of the whole data set that this is a sample of; only for the projection
-    filter: {preset: laion-art}    # flags of `ppldm filter`; without this line nothing is filtered
-    download: {image_size: 512}    # flags of `ppldm download`
-    annotate: {}                   # without this line no CSV files are written
-    convert: {}                    # flags of `ppldm convert`
+In the file (docs/laion.md) every setting of a stage is a flag of its command. Relative paths are taken from its folder.
 """
 
 import inspect
@@ -30,11 +21,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from json import dumps
 from pathlib import Path
 from typing import Annotated, get_args, get_origin
 
@@ -42,10 +32,12 @@ from ..config.load import Layer, file_layers, load, override_layer
 from ..config.option import REQUIRED, Bounds, Option
 from ..utils.errors import ConfigError, DataError
 from ..utils.files import local_path, lock_folder, make_output_dir, read_json, write_json
-from ..utils.hidden import hide, hide_all
-from ..utils.jobs import Piece, list_pieces, take_state
+from ..utils.jobs import list_pieces, take_state
 from ..utils.log import get_logger
-from .provenance.accounts import StageResult, of_download, read_convert, read_download, read_filter
+from ..utils.text import hide, hide_all, print_report
+from .convert.units import NOT_DOWNLOADED
+from .download.failures import merge_reports
+from .place import natural_key
 
 # Stage -> the module of its command, in the order in which they run.
 STAGES = {
@@ -79,8 +71,18 @@ def pipeline(
         check_accounts(results, settings)
         report = make_report(results, settings)
         write_json(settings.out / "report.json", report | {"file_list": hide(report["file_list"])})
-    text = dumps(report, indent=2, ensure_ascii=False) if json else describe(report)
-    sys.stdout.write(text + "\n")
+    print_report(report, describe, json)
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """What became of a stage's rows. `seconds` are those of all runs that it took."""
+
+    rows_in: int
+    rows_out: int
+    dropped: dict[str, int]
+    bytes: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,7 @@ class PipelineConfig:
 @dataclass(frozen=True)
 class Stage:
     """One stage: the command's function by its name, all its arguments, the files it reads, where its result lies.
-
-    `redo`: whether other settings make again what is there. CSV files in the folder of pictures are only annotate's.
-    """
+    `redo`: whether other settings make again what is there. CSV files in the folder of pictures are only annotate's."""
 
     name: str
     arguments: dict
@@ -113,21 +113,18 @@ class Stage:
         return {name: hide_all(value) for name, value in self.arguments.items()}
 
     def input_state(self) -> str:
-        """Tells files that nobody has touched."""
-        return take_state(piece for path in self.inputs for piece in _look(path, with_csv=False))
+        return _state(self.inputs, with_csv=False)
 
     def output_state(self) -> str:
-        """As `input_state`."""
-        return take_state(_look(self.output, with_csv=self.name == "annotate"))
+        return _state([self.output], with_csv=self.name == "annotate")
 
     def finished(self) -> StageResult | None:
         """The result of an earlier run with these settings, where nobody has touched its input or output since."""
-        record = self._read_record()
+        record = read_json(self.record) or {}
         if record.get("arguments") != self.recorded or "input" not in record or not self.output.exists():
             return None
-        if (record["input"], record["output"]) != (self.input_state(), self.output_state()):
-            return None
-        return StageResult(**record["result"])
+        is_same = (record["input"], record["output"]) == (self.input_state(), self.output_state())
+        return StageResult(**record["result"]) if is_same else None
 
     def finish(self) -> StageResult:
         """Run the stage unless it is finished. Raises PpldmError; the time is kept."""
@@ -135,7 +132,7 @@ class Stage:
             get_logger().info("%s: finished before", self.name)
             return result
         get_logger().info("%s: %s", self.name, self.describe())
-        record, started, input_state = self._read_record(), time.monotonic(), self.input_state()
+        record, started, input_state = read_json(self.record) or {}, time.monotonic(), self.input_state()
         earlier = record["seconds"] if record.get("arguments") == self.recorded else 0.0
         try:
             with redirect_stdout(sys.stderr):
@@ -143,16 +140,28 @@ class Stage:
         finally:
             seconds = round(earlier + time.monotonic() - started, 3)
             make_output_dir(self.record.parent)
-            write_json(self.record, {"arguments": self.recorded, "seconds": seconds})
-        result = StageResult(**asdict(_RESULTS[self.name](self.output, returned)) | {"seconds": seconds})
+            record = {"arguments": self.recorded, "seconds": seconds}
+            write_json(self.record, record)
+        result = replace(self._result(returned), seconds=seconds)
         states = {"input": input_state, "output": self.output_state()}
-        record = {"arguments": self.recorded, "seconds": seconds, "result": asdict(result), **states}
-        write_json(self.record, record)
+        write_json(self.record, record | {"result": asdict(result)} | states)
         return result
+
+    def _result(self, returned) -> StageResult:
+        """By the records that the command has left, and of annotate, which leaves none, by what it has returned."""
+        if self.name == "annotate":
+            skipped = dict(sum((Counter(counts["skipped"]) for counts in returned.values()), Counter()))
+            num_lines = sum(counts["lines"] for counts in returned.values())
+            num_bytes = sum(Path(path).stat().st_size for path in returned)
+            return StageResult(num_lines + sum(skipped.values()), num_lines, skipped, num_bytes)
+        there = _READERS[self.name](self.output)
+        if self.name == "download":  # of the parts downloaded now, or of all that earlier runs have, too
+            own = of_download(returned)
+            return there if there and there.rows_in > own.rows_in else own
+        return there
 
     @property
     def all_arguments(self) -> dict:
-        """What the command is called with."""
         return self.arguments | ({"redo": True} if self.redo and self.output.exists() else {})
 
     def describe(self) -> str:
@@ -160,23 +169,15 @@ class Stage:
         return shlex.join(command_words(self.name, self.all_arguments))
 
     def check(self, stand_in: Path | None = None) -> None:
-        """Find what its command would refuse, without work. Raises PpldmError.
-
-        `stand_in`: an empty table where that of `metadata` is not made yet, which `out` is then not compared with.
-        """
-        if self.name == "annotate":
-            return  # which takes any value
+        """Find what its command would refuse. `stand_in`: an empty table where `metadata` is not made yet."""
         changes = {} if stand_in is None else {"metadata": str(stand_in), "out": str(stand_in / "out")}
         if self.name == "convert":
             from .convert.convert import check_conversion
 
             check_conversion(**self.all_arguments)
-            return
-        with redirect_stdout(io.StringIO()):
-            load_stage(self.name)(**self.all_arguments | changes, dry_run=True)
-
-    def _read_record(self) -> dict:
-        return read_json(self.record) or {}
+        elif self.name != "annotate":  # which takes any value
+            with redirect_stdout(io.StringIO()):
+                load_stage(self.name)(**self.all_arguments | changes, dry_run=True)
 
 
 def load_stage(name: str):
@@ -198,8 +199,7 @@ def read_config(path, overrides: list[str] = ()) -> PipelineConfig:
         raise ConfigError(f"{path}: several `metadata` need a `filter` to make them one; `filter: {{}}` keeps all rows")
     folder = Path(path).parent
     resolved = tuple((folder / local_path(one)).absolute() for one in metadata)
-    missing = [str(one) for one in resolved if not one.exists()]
-    if missing:
+    if missing := [str(one) for one in resolved if not one.exists()]:
         raise ConfigError(f"{path}: `metadata` {missing[0]} does not exist")
     stages = {
         stage: {key.partition(".")[2]: value for key, value in settings.items() if key.startswith(f"{stage}.")}
@@ -219,14 +219,17 @@ def _schema() -> dict[str, Option]:
     }
     for stage in STAGES:
         for name, parameter in inspect.signature(load_stage(stage)).parameters.items():
-            kind = parameter.annotation
             if name not in _OWN:
-                kind, facts = get_args(kind) if get_origin(kind) is Annotated else (kind, {})
-                choices, is_list = tuple(facts.get("choices", ())), facts.get("nargs") == "+"
-                found[f"{stage}.{name}"] = _stated(
-                    name, kind, parameter.default, section=stage, choices=choices, is_list=is_list
-                )
+                kind, facts = _kind_of(parameter)
+                stated = {"choices": tuple(facts.get("choices", ())), "is_list": facts.get("nargs") == "+"}
+                found[f"{stage}.{name}"] = _stated(name, kind, parameter.default, section=stage, **stated)
     return found
+
+
+def _kind_of(parameter: inspect.Parameter) -> tuple[type, dict]:
+    """Of a command: its type, and what else the command line knows of it."""
+    kind = parameter.annotation
+    return get_args(kind) if get_origin(kind) is Annotated else (kind, {})
 
 
 def _stated(name: str, kind: type, default, **facts) -> Option:
@@ -247,15 +250,12 @@ def command_words(stage: str, arguments: dict) -> list[str]:
     parameters = inspect.signature(load_stage(stage)).parameters
     places, flags = [], []
     for name, value in arguments.items():
-        kind = parameters[name].annotation
-        facts = get_args(kind)[1] if get_origin(kind) is Annotated else {}
         values = [str(one) for one in value] if isinstance(value, list) else [str(value)]
-        flag = f"--{name.replace('_', '-')}"
-        if parameters[name].default is inspect.Parameter.empty and not facts.get("opt"):
+        flag, default = f"--{name.replace('_', '-')}", parameters[name].default
+        if default is inspect.Parameter.empty and not _kind_of(parameters[name])[1].get("opt"):
             places += values
         elif isinstance(value, bool):
-            is_default = value == parameters[name].default
-            flags += [] if is_default else [flag if value else f"--no-{flag[2:]}"]
+            flags += [] if value == default else [flag if value else f"--no-{flag[2:]}"]
         elif len(values) == 1:
             flags.append(f"{flag}={values[0]}" if values[0].startswith("-") or not values[0] else flag)
             flags += [] if "=" in flags[-1] else values
@@ -266,52 +266,39 @@ def command_words(stage: str, arguments: dict) -> list[str]:
 
 def make_stages(settings: PipelineConfig, redo: bool = False) -> list[Stage]:
     """The stages in their order, each reading what the one before writes."""
-    out = settings.out
+    out, given = settings.out, settings.metadata
     metadata, images, data = out / "metadata", out / "images", out / "data"
-    source = settings.metadata
-    stages = {}
-
-    def add(name: str, arguments: dict, inputs: tuple, output: Path) -> None:
-        if name in settings.stages:
-            record, again = out / ".pipeline" / f"{name}.json", {"filter": True, "download": redo, "convert": True}
-            arguments |= settings.stages[name]
-            stages[name] = Stage(name, arguments, inputs, output, record, again.get(name, False))
-
-    add("filter", {"input": [str(path) for path in settings.metadata], "output": str(metadata)}, source, metadata)
-    if "filter" in stages:
-        source = (metadata,)
-    add("download", {"metadata": str(source[0]), "out": str(images)}, source, images)
-    add("annotate", {"folder": str(images)}, (images,), images)
-    add("convert", {"folder": str(images), "out": str(data)}, (images,), data)
-    return list(stages.values())
+    source = (metadata,) if "filter" in settings.stages else given
+    stages = {
+        "filter": ({"input": [*map(str, given)], "output": str(metadata)}, given, metadata, True),
+        "download": ({"metadata": str(source[0]), "out": str(images)}, source, images, redo),
+        "annotate": ({"folder": str(images)}, (images,), images, False),
+        "convert": ({"folder": str(images), "out": str(data)}, (images,), data, True),
+    }
+    return [
+        Stage(name, own | settings.stages[name], inputs, output, out / ".pipeline" / f"{name}.json", again)
+        for name, (own, inputs, output, again) in stages.items()
+        if name in settings.stages
+    ]
 
 
 def check_stages(stages: list[Stage]) -> None:
     """Find what any stage would refuse before the first begins. Raises PpldmError."""
-    with _made_by(stages[0]) as stand_in:
-        for stage in stages:
-            stage.check(stand_in if stage.name == "download" else None)
-
-
-@contextmanager
-def _made_by(first: Stage) -> Iterator[Path | None]:
-    """A folder with empty tables of the columns and names that a filter, where it is `first` and not finished, will
-    write."""
-    if first.name != "filter" or first.finished():
-        yield None
-        return
     import pyarrow.parquet as pq
 
     from .filter.filter import plan_filter
 
-    plan = plan_filter(**first.arguments)
-    names = plan.tables.columns.published_names()
-    schema = pq.read_schema(plan.tables.paths[0])
-    empty = schema.empty_table().rename_columns([names[name] for name in schema.names])
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(plan.num_parts):
-            pq.write_table(empty, Path(folder, f"part_{number + 1}.parquet"))
-        yield Path(folder)
+        is_made = stages[0].name != "filter" or bool(stages[0].finished())
+        if not is_made:  # empty tables of the columns and names that the filter will write
+            plan = plan_filter(**stages[0].arguments)
+            names = plan.tables.columns.published_names()
+            schema = pq.read_schema(plan.tables.paths[0])
+            empty = schema.empty_table().rename_columns([names[name] for name in schema.names])
+            for number in range(plan.num_parts):
+                pq.write_table(empty, Path(folder, f"part_{number + 1}.parquet"))
+        for stage in stages:
+            stage.check(Path(folder) if stage.name == "download" and not is_made else None)
 
 
 def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) -> None:
@@ -319,27 +306,21 @@ def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) ->
     for name, result in results.items():
         if result.rows_in != result.rows_out + sum(result.dropped.values()):
             raise DataError(f"{name} lost rows: {result}; run the same command again, and tell us where it stays so")
-    downloaded = results["download"]
     whole = not settings.stages["download"].get("part_id", 0)
     pairs = [("filter", "download")] * whole + [("download", "annotate"), ("download", "convert")]
-    for before, after in pairs:
-        if not {before, after} <= results.keys():
-            continue
+    for before, after in [pair for pair in pairs if results.keys() >= {*pair}]:
         given, taken = results[before].rows_out, results[after].rows_in
         if given != taken:
             raise DataError(
                 f"{before} gave {given:,} rows and {after} took {taken:,}: files "
                 f"of {settings.out} were changed by hand; run the same command again, or delete that stage's folder"
             )
-    if not downloaded.rows_out:
+    if not results["download"].rows_out:
         raise DataError("no picture could be downloaded; `ppldm download` says why, by class of failure")
 
 
 def make_report(results: dict[str, StageResult], settings: PipelineConfig) -> dict:
-    """The results, and what they say of a data set of `whole_rows` rows of metadata, by default that of the settings.
-
-    Projected are rows out, bytes and seconds of this machine, in proportion to the rows that a stage takes in.
-    """
+    """The results, and what they say of a data set of `whole_rows` rows: rows out, bytes and seconds in proportion."""
     first = next(iter(results.values()))
     whole_rows = settings.whole_rows or (first.rows_in if "filter" in results else _count_rows(settings.metadata))
     rows_in, projected = whole_rows, {}
@@ -359,7 +340,6 @@ def make_report(results: dict[str, StageResult], settings: PipelineConfig) -> di
 
 
 def describe(report: dict) -> str:
-    """The report as a table."""
     lines = [f"{'stage':<10}{'rows in':>15}{'rows out':>15}{'size':>12}{'time':>10}"]
     for name, stage in report["stages"].items():
         lines.append(_line(name, stage))
@@ -378,30 +358,10 @@ def describe_plan(stages: list[Stage]) -> list[str]:
     return [*lines, "# nothing was written"]
 
 
-def _download_result(output: Path, report: dict) -> StageResult:
-    """Of the parts downloaded now, and of those that earlier runs have: the next stage takes all that lies there."""
-    own, there = of_download(report), read_download(output)
-    return there if there and there.rows_in > own.rows_in else own
-
-
-def _annotate_result(_, report: dict) -> StageResult:
-    skipped = dict(sum((Counter(counts["skipped"]) for counts in report.values()), Counter()))
-    num_lines = sum(counts["lines"] for counts in report.values())
-    num_bytes = sum(Path(path).stat().st_size for path in report)
-    return StageResult(num_lines + sum(skipped.values()), num_lines, skipped, num_bytes)
-
-
-_RESULTS = {
-    "filter": lambda output, _: read_filter(output),
-    "download": _download_result,
-    "annotate": _annotate_result,
-    "convert": lambda output, _: read_convert(output),
-}
-
-
-def _look(path: Path, with_csv: bool) -> Iterator[Piece]:
-    """Files that a stage reads or writes: CSV files, or all others."""
-    return (piece for piece in list_pieces(path) if piece.name.endswith(".csv") == with_csv)
+def _state(paths: Iterable[Path], with_csv: bool) -> str:
+    """That of files that a stage reads or writes: CSV files, or all others."""
+    pieces = (piece for path in paths for piece in list_pieces(path))
+    return take_state(piece for piece in pieces if piece.name.endswith(".csv") == with_csv)
 
 
 def _count_rows(paths: tuple[Path, ...]) -> int:
@@ -412,8 +372,10 @@ def _count_rows(paths: tuple[Path, ...]) -> int:
 
 
 def _line(name: str, stage: dict) -> str:
-    rows = f"{stage['rows_in']:>15,}{stage['rows_out']:>15,}"
-    return f"{name:<10}{rows}{_format_bytes(stage['bytes']):>12}{_format_seconds(stage['seconds']):>10}"
+    rows, seconds = f"{stage['rows_in']:>15,}{stage['rows_out']:>15,}", stage["seconds"]
+    taken = f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+    taken = f"{seconds:.1f} s" if seconds < 120 else taken
+    return f"{name:<10}{rows}{_format_bytes(stage['bytes']):>12}{taken:>10}"
 
 
 def _format_bytes(num_bytes: float) -> str:
@@ -424,7 +386,66 @@ def _format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:,.1f} TB"
 
 
-def _format_seconds(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"
+def _read_manifest(folder: Path, names: str) -> dict | None:
+    """That of a stage that is finished, which `names` this; None where the folder holds no such thing."""
+    manifest = read_json(folder / "manifest.json")
+    return manifest if isinstance(manifest, dict) and manifest.keys() >= {"rows_out", names} else None
+
+
+def read_filter(folder: Path) -> StageResult | None:
+    """Of what `ppldm filter` has finished; None where the folder holds no such thing."""
+    if not (manifest := _read_manifest(folder, "conditions")):
+        return None
+    dropped = {entry["condition"]: entry["rows"] for entry in manifest["dropped"]}
+    return StageResult(manifest["rows_in"], manifest["rows_out"], dropped, _sum_bytes(manifest))
+
+
+def of_download(report: dict) -> StageResult:
+    """Of an account of `ppldm download` that has come to its end."""
+    return StageResult(report["rows"], report["success"], report["failed"], report["bytes"])
+
+
+def read_download(folder: Path) -> StageResult | None:
+    """Of the parts in a folder that `ppldm download` has ended. What it could not even try is dropped so far."""
+    reports = [read_json(path) for path in sorted(folder.glob("part_*/.download/report.json"), key=natural_key)]
+    reports = [report for report in reports if report]
+    if not reports:
+        return None
+    whole = merge_reports(reports)
+    pending = {"not tried yet": whole["pending"]} if whole["pending"] else {}
+    return of_download(whole | {"failed": whole["failed"] | pending})
+
+
+def read_convert(folder: Path) -> StageResult | None:
+    """Of what `ppldm convert` or `ppldm repack` has finished. Rows without a picture are the download's."""
+    if not (manifest := _read_manifest(folder, "skipped")):
+        return None
+    skipped = {reason: count for reason, count in manifest["skipped"].items() if reason != NOT_DOWNLOADED}
+    rows_in = manifest["rows_in"] - manifest["skipped"].get(NOT_DOWNLOADED, 0)
+    return StageResult(rows_in, manifest["rows_out"], skipped, _sum_bytes(manifest))
+
+
+def read_stages(folders: Iterable[Path]) -> list[tuple[str, Path, StageResult]]:
+    """(name, folder, result) of every stage that left records in these folders, the earlier stages first. Of a
+    conversion the folders that it was made from are looked into as well; of a pipeline all its folders."""
+    places = [*dict.fromkeys(_with_sources(folders))]
+    found = ((name, folder, read(folder)) for name, read in _READERS.items() for folder in places)
+    return [one for one in found if one[2]]
+
+
+def _with_sources(folders: Iterable[Path]) -> Iterator[Path]:
+    for folder in dict.fromkeys(path.resolve() for path in folders):
+        yield folder
+        plan = read_json(folder / ".convert" / "plan.json") or {}
+        if "source" in plan and "://" not in plan["source"]:
+            yield (folder / plan["source"]).resolve()
+        for whole in (folder, folder.parent):
+            if (whole / ".pipeline").is_dir():
+                yield from (whole / name for name in ("metadata", "images", "data"))
+
+
+def _sum_bytes(manifest: dict) -> int:
+    return sum(part.get("bytes", 0) for part in manifest["parts"])
+
+
+_READERS: dict[str, Callable] = {"filter": read_filter, "download": read_download, "convert": read_convert}

@@ -1,16 +1,9 @@
 """A place that a flag names: a path of this machine, or one at an address that Hadoop's file systems know.
 
-`AddressPath` is for code that works with `pathlib.Path`, and has as many of its methods as that code asks for. hdfs://,
-s3a:// and all else that Spark is set up for are reached through a gateway to Java; `file:` addresses as well, by the
-raw file system, which knows no files of checksums. Names, sizes, small files and the rows of metadata go through the
-gateway; pictures never do: Java copies their files. The driver has Spark's own gateway (`Hadoop.of`). An executor's
-Python has none and starts one: a process that runs the classes that Spark has there, under the settings of the driver,
-as the user that Spark runs as. It is started once for each worker, in a few seconds, takes up to `_HEAP`, and ends with
-the worker.
-
-Laws. On a tree of files, each method says and does what that of `pathlib.Path` does. What is written is finished or
-absent, by a temporary name and a rename. A pickled path has lost its gateway, which belongs to one process; `at` gives
-it that of another.
+hdfs://, s3a:// and all else that Spark is set up for are reached through a gateway to Java; `file:` addresses too, by
+the raw file system, which knows no files of checksums. Names, sizes, small files and the rows of metadata go through
+the gateway; pictures never do: Java copies their files. The driver has Spark's own gateway (`Hadoop.of`). An executor's
+Python starts one for each worker: a process of the classes that Spark has there, under the settings of the driver.
 """
 
 from __future__ import annotations
@@ -62,10 +55,7 @@ def split_address(address: str) -> tuple[str, str]:
 
 
 def path_of(name: str, spark) -> Path | AddressPath:
-    """The path that a flag names: an address where there is a Spark session to reach it by, else one of this machine.
-
-    Raises ConfigError for an address without a session.
-    """
+    """The path that a flag names: an address, which needs a Spark session, or one here. Raises ConfigError."""
     if spark is None or not is_address(name):
         return local_path(name)
     return AddressPath(address_of(name).rstrip("/"), Hadoop.of(spark))
@@ -77,15 +67,14 @@ def natural_key(path) -> list:
 
 
 class Hadoop:
-    """The file systems that a `Configuration` of Hadoop knows. Errors of Java come out as they are: on the driver,
-    `spark.spark_session` makes one line of them, on an executor `reaching`."""
+    """The file systems that a `Configuration` of Hadoop knows, by the gateway of this process. Errors of Java come out
+    as they are: `spark.spark_session` makes one line of them, on an executor `reaching`."""
 
     def __init__(self, jvm, conf):
         self.jvm, self.conf = jvm, conf
 
     @classmethod
     def of(cls, spark) -> Hadoop:
-        """Of a Spark session, on the driver."""
         return cls(spark.sparkContext._jvm, spark.sparkContext._jsc.hadoopConfiguration())
 
     def settings(self) -> str:
@@ -107,7 +96,9 @@ class Entry:
 
 @dataclass(frozen=True, order=True)
 class AddressPath(RemotePath):
-    """`address` has no slash at its end."""
+    """`address` has no slash at its end. Laws. Methods that `pathlib.Path` has do what its do. What is written is
+    finished or absent, by a temporary name and a rename. A pickled path has lost its gateway, which belongs to one
+    process; `at` gives it that of another."""
 
     address: str
     hadoop: Hadoop | None = field(default=None, compare=False, repr=False)
@@ -122,55 +113,41 @@ class AddressPath(RemotePath):
         return replace(self, address=f"{self.address}/{name}") if str(name) else self
 
     def at(self, hadoop: Hadoop) -> AddressPath:
-        """The same place through another gateway."""
         return replace(self, hadoop=hadoop)
 
     @property
     def name(self) -> str:
-        """What follows the last slash."""
         return self.address.rpartition("/")[2]
 
     @property
     def stem(self) -> str:
-        """The name without its last suffix."""
         return PurePosixPath(self.name).stem
 
     @property
     def parent(self) -> AddressPath:
-        """The folder that it is in, which the root does not have."""
         return replace(self, address=self.address.rpartition("/")[0])
 
     def absolute(self) -> AddressPath:
-        """Itself: every address is absolute."""
         return self
 
     def exists(self) -> bool:
-        """Whether a file or folder is there."""
         system, path = self._in_java()
         return system.exists(path)
 
-    def find(self) -> Entry | None:
-        """What is there; None for nothing."""
-        system, path = self._in_java()
-        return _entry_of(self, system.getFileStatus(path)) if system.exists(path) else None
-
     def stat(self) -> Entry:
-        """What is there. Raises FileNotFoundError."""
-        if entry := self.find():
-            return entry
-        raise FileNotFoundError(f"{self} is not there")
+        system, path = self._in_java()
+        if not system.exists(path):
+            raise FileNotFoundError(f"{self} is not there")
+        return _entry_of(self, system.getFileStatus(path))
 
     def is_dir(self) -> bool:
-        """Whether a folder is there."""
-        return bool((entry := self.find()) and entry.is_dir)
+        return self.exists() and self.stat().is_dir
 
     def is_file(self) -> bool:
-        """Whether a file is there."""
-        return bool((entry := self.find()) and not entry.is_dir)
+        return self.exists() and not self.stat().is_dir
 
     def list(self, pattern: str = "*") -> list[Entry]:
-        """The entries of a folder whose names fit the pattern, or the file itself, in the order of the numbers in their
-        names; [] where there is nothing."""
+        """The entries of a folder that fit the pattern, or the file itself, by the numbers in their names."""
         system, path = self._in_java()
         if not system.exists(path):
             return []
@@ -200,18 +177,15 @@ class AddressPath(RemotePath):
         return found and found.toString()
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """For reading bytes. Raises FileNotFoundError."""
         num_bytes = self.stat().st_size
         system, path = self._in_java()
         return io.BufferedReader(_Stream(system.open(path), num_bytes), _READ_BYTES)
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """The whole file. Raises FileNotFoundError."""
         with self.open() as file:
             return file.read().decode(encoding)
 
     def write_bytes(self, data: bytes) -> None:
-        """Write a small file under a temporary name and rename it."""
         system, path = self._in_java()
         temporary = path.suffix(".tmp")
         stream = system.create(temporary, True)
@@ -223,12 +197,10 @@ class AddressPath(RemotePath):
         replace(self, address=temporary.toString()).rename(self)
 
     def mkdir(self, parents: bool = True, exist_ok: bool = True) -> None:
-        """Make the folder and those above it; one that is there stays."""
         system, path = self._in_java()
         system.mkdirs(path)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        """Remove a file. Raises FileNotFoundError."""
         if not missing_ok:
             self.stat()
         self.remove()
@@ -303,8 +275,7 @@ def parquet_source(path: Path | RemotePath):
 
 
 def fingerprint_of(paths: Sequence[Path | AddressPath], earlier: Mapping | None = None) -> dict[str, str]:
-    """`jobs.take_fingerprint` of whole files. At addresses, content is what the file system's own checksums say, as
-    HDFS keeps them, and elsewhere sizes and times: nothing is read for it."""
+    """`jobs.take_fingerprint` of whole files; at addresses by the file system's checksums, else sizes and times."""
     if not any(isinstance(path, AddressPath) for path in paths):
         return take_fingerprint([Piece(path, path.name) for path in paths], earlier)
     entries = [path.stat() for path in paths]
@@ -340,11 +311,8 @@ def claimed_at(address: AddressPath, plan: Mapping, replace: bool) -> Iterator[A
 
 
 def put_files(files: Mapping[Path, AddressPath], replaced: Iterable[AddressPath], work: AddressPath) -> None:
-    """Copy files and folders of this machine, all of other names, to addresses of one folder, in place of `replaced`.
-
-    They go to a temporary folder in the folder `work` first, and are then renamed in their order; the last one is there
-    when all are.
-    """
+    """Copy files and folders of this machine, all of other names, to addresses of one folder, in place of `replaced`:
+    to a temporary folder in `work` first, then renamed in their order; the last one is there when all are."""
     staging = work / f".{uuid4().hex}.tmp"
     staging.mkdir()
     try:
@@ -361,8 +329,7 @@ def put_files(files: Mapping[Path, AddressPath], replaced: Iterable[AddressPath]
 
 @contextmanager
 def local_folder(shown: Path | AddressPath) -> Iterator[Path]:
-    """A temporary folder on the disk that Spark was given, which removes what a killed worker leaves there. Errors of
-    the block name `shown` in its place."""
+    """A temporary folder on the disk that Spark was given. Errors of the block name `shown` in its place."""
     given = read("SPARK_LOCAL_DIRS").split(",")[0]
     with tempfile.TemporaryDirectory(prefix="ppldm-", dir=given if os.path.isdir(given) else None) as folder:
         try:
@@ -373,10 +340,7 @@ def local_folder(shown: Path | AddressPath) -> Iterator[Path]:
 
 @contextmanager
 def reaching(settings: str) -> Iterator[Hadoop]:
-    """The file systems under `Hadoop.settings` of the driver; what Java raises in the block comes out as one line.
-
-    Raises EnvironmentProblem, OutputError.
-    """
+    """The file systems under `Hadoop.settings`; errors of Java are OutputErrors. Raises EnvironmentProblem."""
     from py4j.protocol import Py4JError
 
     try:
@@ -387,22 +351,20 @@ def reaching(settings: str) -> Iterator[Hadoop]:
 
 @lru_cache(maxsize=1)
 def connect(settings: str) -> Hadoop:
-    """The gateway of this process. Raises EnvironmentProblem."""
+    import pyspark
     from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
     from py4j.protocol import Py4JError
 
     user = read("HADOOP_USER_NAME") or read("SPARK_USER")
     options = [f"-Xmx{_HEAP}", *([f"-DHADOOP_USER_NAME={user}"] if user else [])]
-    jars, classpath = _find_classes()
+    homes = (Path(read("SPARK_HOME", "."), "jars"), Path(pyspark.__file__).parent / "jars", Path("__spark_libs__"))
+    jars = next((home.absolute() for home in homes if home.is_dir()), homes[0])
+    # Spark's own jars, what a container of YARN has, and what `--jars` brought.
+    classes = (read("CLASSPATH"), f"{jars}/*", f"{pyspark.SparkFiles.getRootDirectory()}/*")
+    ours = {"jarpath": next(map(str, jars.glob("py4j-*.jar")), ""), "javaopts": options}
+    ours["classpath"] = ":".join(one for one in classes if one)
     try:
-        port, token = launch_gateway(
-            jarpath=next(map(str, jars.glob("py4j-*.jar")), ""),
-            classpath=classpath,
-            javaopts=options,
-            java_path=None,
-            die_on_exit=True,
-            enable_auth=True,
-        )
+        port, token = launch_gateway(**ours, java_path=None, die_on_exit=True, enable_auth=True)
         jvm = JavaGateway(gateway_parameters=GatewayParameters(port=port, auth_token=token)).jvm
         conf = jvm.org.apache.hadoop.conf.Configuration()
         conf.addResource(jvm.java.io.ByteArrayInputStream(bytearray(settings.encode())))
@@ -412,14 +374,3 @@ def connect(settings: str) -> Hadoop:
             f"an executor cannot start Java with the classes of {jars} ({error}); set SPARK_HOME and JAVA_HOME there"
         ) from error
     return Hadoop(jvm, conf)
-
-
-def _find_classes() -> tuple[Path, str]:
-    """(folder of Spark's jars, class path): those jars, what a container of YARN has, and what `--jars` brought."""
-    import pyspark
-    from pyspark import SparkFiles
-
-    homes = (Path(read("SPARK_HOME", "."), "jars"), Path(pyspark.__file__).parent / "jars", Path("__spark_libs__"))
-    jars = next((home.absolute() for home in homes if home.is_dir()), homes[0])
-    places = (read("CLASSPATH"), f"{jars}/*", f"{SparkFiles.getRootDirectory()}/*")
-    return jars, ":".join(place for place in places if place)

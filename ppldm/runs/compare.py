@@ -1,11 +1,11 @@
 """`ppldm compare`: which of two evaluations is better, or whether two runs are the same experiment, with a certificate;
-and for `ppldm replay --bisect` where two runs part, and why: a setting, the data, the weights, or the kind of machine.
+`ppldm replay`: an update made again beside what the run has logged, or where two runs part, and why.
 
-Runs are compared by what they have recorded: settings and networks by name, data part by part, and line by line of
-metrics.jsonl what was read (`data_crc32`) and what came of it (losses, norms of gradients), to the bit. Lines are
-compared where both runs have one of the same interval of updates. Where that leaves a question, it is put to the runs
-themselves, as far as what they were made of is still there: which rows differ is seen in their batches; whose weights
-are not those that the updates make, by making the updates again from the last state that both share.
+Runs are compared by what they have recorded: settings and networks by name, data part by part, and of metrics.jsonl
+what was read (`data_crc32`) and what came of it (losses, norms of gradients), to the bit, where both have a line of the
+same updates. Further questions are put to the runs themselves, as far as what they were made of is still there: which
+rows differ is seen in their batches; whose weights are not those that the updates make, by making the updates again
+from the last state that both share.
 """
 
 from pathlib import Path
@@ -13,17 +13,17 @@ from typing import Annotated
 
 import numpy as np
 
-from ..data.fingerprint import find_difference
+from ..data.filelist import find_difference
 from ..utils.checksums import checksum_arrays, digest_of
 from ..utils.errors import ConfigError, PpldmError
-from ..utils.files import local_path
+from ..utils.files import local_path, read_json
 from ..utils.machine.cpu import load_paddle
-from ..utils.processes.world import World
-from ..utils.report import print_report
+from ..utils.processes.ranks import World
+from ..utils.text import print_report
+from ..utils.variables import set_for_libraries
 from ..weights.components import widen_bfloat16
-from ..weights.folders import checkpoint_name
+from ..weights.folders import checkpoint_name, find_runs, is_run, list_checkpoints, one_run
 from ..weights.formats.paddle_files import read_tree
-from ..weights.runs import find_runs, is_run
 from .read import Line, RunFolder, flatten, open_run
 
 RESULTS = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
@@ -50,10 +50,42 @@ def compare(
         print_report(compare_runs(open_run(a), open_run(b)), describe_comparison, json)
         return
     from ..evaluation.compare import compare_results, describe
-    from ..evaluation.result import read_result
+    from ..evaluation.measure import read_result
 
     report = compare_results(read_result(_result_file(a)), read_result(_result_file(b)), tuple(allow))
     print_report({"a": a, "b": b, **report}, describe, json)
+
+
+def replay(
+    run: str,  # the --output_dir of a run, or a folder that holds it; nothing in it is written
+    step: int = None,  # the update to make again, from the nearest checkpoint before it
+    row: int = None,  # show this row of its samples only, and the update that has it in this epoch
+    pictures: str = None,  # write the crops, with their captions, to a PNG in this folder
+    bisect: str = None,  # another run: find the first update at which the two part, and why
+    json: bool = False,  # print a JSON object
+):
+    """Make an update of a run again and compare it with the log, to the bit; or find where and why two runs part."""
+    if (step is None) == (bisect is None):
+        raise ConfigError("say what to do: --step N makes update N again, --bisect RUN finds where two runs part")
+    if bisect and (row is not None or pictures):
+        raise ConfigError("--row and --pictures are about one update; add --step, or omit them beside --bisect")
+    _compute_as(one_run(run))
+    load_paddle()
+    if bisect:
+        print_report(find_parting(open_run(run), open_run(bisect)), describe_parting, json)
+    else:
+        report = replay_update(open_run(run), step, row, local_path(pictures) if pictures else None)
+        print_report(report, describe_update, json)
+
+
+def _compute_as(folder: Path) -> None:
+    """Take the run's number of threads and the like, where the environment sets none; before paddle is imported."""
+    from ..training.checkpoint import TUNING
+
+    manifests = [path for one in list_checkpoints(folder) if (path := one / "manifest.json").is_file()]
+    found = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
+    machine = (read_json(found) or {}).get("machine", {}) if found else {}
+    set_for_libraries({name: machine[name] for name in TUNING if machine.get(name)})
 
 
 def _result_file(path: str) -> Path:
@@ -73,10 +105,8 @@ def _results_in(path: str) -> list[Path]:
 
 
 def compare_runs(one: RunFolder, other: RunFolder) -> dict:
-    """Whether two runs are the same experiment, or where not; a certificate, JSON-ready.
-
-    `same`: settings, data and all that both have logged and saved are equal to the bit. Raises CheckpointError.
-    """
+    """Whether two runs are the same experiment (`same`: settings, data and all that both have logged and saved are
+    equal to the bit), or where not; a certificate, JSON-ready. Raises CheckpointError."""
     end = min(one.num_updates, other.num_updates)
     data = find_difference(one.data(end), other.data(end))
     settings = different(one.settings, other.settings, _FOLLOW_DATA if data else ("data",))
@@ -98,7 +128,6 @@ def compare_runs(one: RunFolder, other: RunFolder) -> dict:
 
 
 def describe_comparison(report: dict) -> str:
-    """A report of `compare_runs` for people."""
     lines = [report["verdict"]]
     for kind, found in (("setting", report["settings"]), ("machine", report["machine"])):
         lines += [f"  {kind} {one['name']}: {one['values'][0]} and {one['values'][1]}" for one in found]
@@ -114,7 +143,6 @@ def describe_comparison(report: dict) -> str:
 
 
 def name_values(found: dict) -> str:
-    """What differs, by its name and both values."""
     return f"{found['name']} is {found['values'][0]} and {found['values'][1]}"
 
 
@@ -138,7 +166,7 @@ def _verdict(report: dict) -> str:
 
 def different(one: dict, other: dict, skipped: tuple[str, ...] = ()) -> list[dict]:
     """The entries that both have and that differ: [{"name", "values": [of one, of other]}]."""
-    from ..training.checkpoint.resume import differences
+    from ..training.checkpoint import differences
 
     names = (name for name in one if name in other and name not in skipped)
     found = (difference for name in names for difference in differences(name, one[name], other[name]))
@@ -156,14 +184,14 @@ def first_difference(pairs: list[tuple[Line, Line]], names: tuple[str, ...]) -> 
     the values of its kind differ, relative, there (`relative`) and in all lines (`largest`)."""
     found, largest = None, 0.0
     for one, other in pairs:
-        here = {name: _distance(one.values[name], other.values[name])
-                for name in names if name in one.values and name in other.values}  # fmt: skip
-        changed = [name for name, distance in here.items() if distance]
-        largest = max(largest, *here.values(), 0.0)
-        if changed and found is None:
-            name = changed[0]
-            values = [one.values[name], other.values[name]]
-            found = {"first": one.first, "last": one.last, "name": name, "values": values}
+        values = {
+            name: [one.values[name], other.values[name]] for name in names if name in one.values.keys() & other.values
+        }
+        here = {name: distance for name, both in values.items() if (distance := _distance(*both))}
+        largest = max([largest, *here.values()])
+        if here and found is None:
+            name = next(iter(here))
+            found = {"first": one.first, "last": one.last, "name": name, "values": values[name]}
             found["relative"] = max(here.values())
     return found and found | {"largest": largest}
 
@@ -196,8 +224,7 @@ def find_tensor(one: Path, other: Path) -> dict | None:
 
 
 def differing_tensor(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict | None:
-    """The first of named arrays that differ in a bit: its name, how many elements of it, by how much at most, and how
-    many arrays differ."""
+    """The first of named arrays that differ in a bit, in how many elements, by how much; and how many arrays differ."""
     changed = [name for name in one.keys() | other.keys() if not _same_bits(one.get(name), other.get(name))]
     if not changed:
         return None
@@ -211,7 +238,6 @@ def differing_tensor(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -
 
 
 def describe_tensor(found: dict) -> str:
-    """A tensor that differs, in words."""
     size = ""
     if "of" in found:
         size = f" in {found['elements']} of {found['of']} elements, by up to {found['largest']:.3g}"
@@ -242,7 +268,7 @@ def _digests(run: RunFolder) -> dict:
 
 def machine_here(run: RunFolder, step: int) -> list[dict]:
     """In what this machine is another kind than that of update `step` (`different`)."""
-    from ..training.checkpoint.checkpoint import machine_record, versions
+    from ..training.checkpoint import machine_record, versions
 
     return different(run.machine(step), {**machine_record(World()), **versions()})
 
@@ -252,8 +278,13 @@ def find_parting(one: RunFolder, other: RunFolder) -> dict:
     `last` in which they part, and the `comparison` (`compare_runs`); JSON-ready. Raises CheckpointError."""
     found = compare_runs(one, other)
     seen, made = found["samples"], found["results"]
-    equal, state = _saved(one, other)
-    spans = [(step["first"], step["last"]) for step in (seen, made) if step]
+    equal, state = 0, None  # the last update after which both have saved the same; the first tensor that differs then
+    for step in sorted(one.checkpoints.keys() & other.checkpoints.keys()):
+        if tensor := find_tensor(one.checkpoints[step], other.checkpoints[step]):
+            state = {"step": step, **tensor}
+            break
+        equal = step
+    spans = [(lines["first"], lines["last"]) for lines in (seen, made) if lines]
     if state:
         spans.append((equal + 1, state["step"]))
     first, last = min(spans, key=lambda span: span[1]) if spans else (None, None)
@@ -273,23 +304,12 @@ def find_parting(one: RunFolder, other: RunFolder) -> dict:
 
 
 def describe_parting(report: dict) -> str:
-    """A report of `find_parting` for people."""
     cause, first, last = report["cause"], report["first"], report["last"]
     where = f"in update {last}" if first == last else f"in updates {first} to {last}"
     head = "the runs do not part" if cause is None else f"cause: {cause}; the runs part {where}"
     if cause and first is None:
         head = f"cause: {cause}; no update that both have made shows it"
     return "\n".join([head, *(f"  {line}" for line in report["why"]), describe_comparison(report["comparison"])])
-
-
-def _saved(one: RunFolder, other: RunFolder) -> tuple[int, dict | None]:
-    """(the last update after which both have saved the same, the first tensor of the first checkpoints that differ)."""
-    equal = 0
-    for step in sorted(one.checkpoints.keys() & other.checkpoints.keys()):
-        if found := find_tensor(one.checkpoints[step], other.checkpoints[step]):
-            return equal, {"step": step, **found}
-        equal = step
-    return equal, None
 
 
 def _rows(one: RunFolder, other: RunFolder, seen: dict | None) -> list[str]:
@@ -313,12 +333,10 @@ def _read(run: RunFolder, first: int, last: int) -> dict[int, list[tuple[int, in
     from .remake import places_of, remade
 
     with remade(run, first) as again:
-        found = {}
-        for step in range(first, last + 1):
-            batches = [again.dataset.make_batch(places) for places in places_of(again, step)]
-            found[step] = [
-                pair for one in batches for pair in zip(one["row_ids"].tolist(), one["checksums"].tolist(), strict=True)
-            ]
+        found: dict[int, list[tuple[int, int]]] = {step: [] for step in range(first, last + 1)}
+        for step, pairs in found.items():
+            for batch in map(again.dataset.make_batch, places_of(again, step)):
+                pairs += zip(batch["row_ids"].tolist(), batch["checksums"].tolist(), strict=True)
     return found
 
 
@@ -352,11 +370,12 @@ def _make_again(run: RunFolder, that: RunFolder, first: int, last: int) -> list[
                     right[owner.folder] &= all(line.values[name] == values[name] for name in names)
             state = state_of(again) if made.step in {*run.checkpoints, *that.checkpoints} else {}
             for owner in (run, that):
-                is_due = state and made.step in owner.checkpoints and right[owner.folder]
-                if is_due and (found := _differing_state(owner, made.step, state)):
-                    right[owner.folder] = False
-                    what = f"{owner.folder}/{checkpoint_name(made.step)}"
-                    said.append(f"{what} is not what its updates make: {describe_tensor(found)}")
+                saved = owner.checkpoints.get(made.step)
+                for file in state if saved and right[owner.folder] else ():
+                    if found := differing_tensor(state_tensors(saved, file), state[file]):
+                        right[owner.folder] = False
+                        said.append(f"{saved} is not what its updates make: {describe_tensor(found)}")
+                        break
     begin = checkpoint_name(start) if start else "the beginning"
     wrong = [str(folder) for folder, is_right in right.items() if not is_right]
     if len(wrong) == 1:
@@ -369,6 +388,84 @@ def _make_again(run: RunFolder, that: RunFolder, first: int, last: int) -> list[
     return said
 
 
-def _differing_state(run: RunFolder, step: int, state: dict[str, dict[str, np.ndarray]]) -> dict | None:
-    saved = {file: state_tensors(run.checkpoints[step], file) for file in STATE_FILES if file in state}
-    return next((found for file in saved if (found := differing_tensor(saved[file], state[file]))), None)
+def replay_update(run: RunFolder, step: int, row: int | None = None, pictures: Path | None = None) -> dict:
+    """What came of update `step`, and what the log says of its line, made again; JSON-ready. Raises PpldmError."""
+    from .remake import describe_samples, draw_samples, make_updates, pick_row, remade, update_of
+
+    line = next((line for line in run.lines if line.last >= step), None)
+    lines, report = {}, {"run": str(run.folder), "step": step}
+    with remade(run, step) as again:
+        until = line.last if line else step
+        report |= {"start": again.start_step, "updates_made": until - again.start_step}
+        for made in make_updates(run, again, until):
+            if made.values:
+                lines[made.step] = made.values
+            if made.step == step:
+                samples = describe_samples(again, made)
+                chosen = samples if row is None else pick_row(again, samples, step, row)
+                report |= {"loss": made.update.loss, "grad_norm": made.update.grad_norm, "samples": chosen}
+                if row is not None:
+                    report["row_is_in_update"] = update_of(again, chosen[0]["epoch"], row)
+                if pictures:
+                    report["picture"] = str(draw_samples(again, made, samples, pictures, chosen))
+    report["log"] = compare_with_log(run, lines)
+    report["machine"] = machine_here(run, step)
+    return {"verdict": verdict_of(report), **report}
+
+
+def compare_with_log(run: RunFolder, lines: dict[int, dict]) -> dict | None:
+    """What lines made again, by their step, say beside the run's; None where there are none. `values`: of the last, by
+    name, as logged and as made again; `first_difference`: as `first_difference` says."""
+    pairs = [(line, Line(line.first, line.last, finite(lines[line.last]))) for line in run.lines if line.last in lines]
+    if not pairs:
+        return None
+    logged, again = pairs[-1]
+    names = [name for name in COMPARED if name in logged.values and name in again.values]
+    return {
+        "first": logged.first,
+        "last": logged.last,
+        "values": {name: [logged.values[name], again.values[name]] for name in names},
+        "data": first_difference(pairs, READ),
+        "results": first_difference(pairs, RESULTS),
+    }
+
+
+def verdict_of(report: dict) -> str:
+    """One clause that says whether the update is the one in the log."""
+    log = report["log"]
+    if log is None:
+        return "the log has no line of this update yet"
+    if log["data"]:
+        return f"other data: what updates {log['data']['first']} to {log['data']['last']} read is not what the run read"
+    found = log["results"]
+    if found is None:
+        return "the update of the log, to the bit"
+    size = f"differ by up to {found['largest']:.2g}, first in updates {found['first']} to {found['last']}"
+    if found["largest"] <= CLOSE and report["machine"]:
+        return f"the update of the log, but for last bits, on a machine of another kind: results {size}"
+    return f"not the update of the log: results {size}; of the same data, so weights or arithmetic were others"
+
+
+def describe_update(report: dict) -> str:
+    start = checkpoint_name(report["start"]) if report["start"] else "the beginning"
+    lines = [
+        f"update {report['step']}: {report['verdict']}",
+        f"  made again from {start}, updates: {report['updates_made']}",
+        f"  loss {report['loss']!r}, norm of the gradient {report['grad_norm']!r}",
+    ]
+    if log := report["log"]:
+        lines.append(f"  log of updates {log['first']} to {log['last']}, and made again:")
+        lines += [f"    {name:<16}{values[0]!s:<24}{values[1]}" for name, values in log["values"].items()]
+    lines += [f"  machine {one['name']}: then {one['values'][0]}, here {one['values'][1]}" for one in report["machine"]]
+    for one in report["samples"]:
+        words = [f"row {one['row']}", f"{Path(one['part']).name} row {one['row_in_part']}", f"epoch {one['epoch']}"]
+        words += [f"in place of {one['in_place_of']}"] if "in_place_of" in one else []
+        words += [f"{name.replace('_', ' ')} {one[name]:.6g}" for name in ("timestep", "noise_level", "loss")
+                  if name in one]  # fmt: skip
+        caption = f": {one['caption'] or '(no caption)'}" if "caption" in one else ""
+        lines.append("  " + ", ".join(words) + caption)
+    if report.get("row_is_in_update"):
+        lines.append(f"  in this epoch the row is in update {report['row_is_in_update']}")
+    if "picture" in report:
+        lines.append(f"  drawn in {report['picture']}")
+    return "\n".join(lines)

@@ -1,27 +1,33 @@
-"""What is shown of runs: on the page that follows them (`watch`), and in the file that is kept of them (`report`).
+"""What is shown of runs: on the page that follows them (`watch`), and in the file that `ppldm report` writes of them.
 
-Both are page.html. It asks for `now` and `charts`; the file holds them, and what else is to be said of runs that are
-looked back on. It loads nothing.
+Both are page.html, which loads nothing. It asks for `now` and `charts`; the file holds them, and what else is to be
+said of runs that are looked back on.
 """
 
 import json
 from collections import defaultdict
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from PIL import Image
 
-from ..data.shape_chart import BUCKETS_FILE
-from ..training.monitor.control import CONTROL_DIR, PROMPTS_FILE, Order
-from ..training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics, skipped_rows
-from ..utils.errors import DataError
+from ..data.shapes import BUCKETS_FILE
+from ..training.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics, skipped_rows
+from ..training.run_folder import CONTROL_DIR, PROMPTS_FILE, Order
+from ..utils.errors import ConfigError, DataError, OutputError
+from ..utils.files import atomic_write, local_path
+from ..utils.log import get_logger
 from ..utils.machine.cpu import load_paddle
-from ..utils.web.page import COLOURS, data_url, render, url_of
-from ..weights.folders import list_checkpoints, step_of
-from .plots import SCALE, Curve, draw_sweep
+from ..utils.text import NOT_UTF8, escape
+from ..utils.web.page import COLOURS, data_url, new_figure, render, save_figure, url_of
+from ..weights.folders import list_checkpoints, one_run, runs_in, step_of
 from .read import RunFolder, flatten
 
+_Runs = Annotated[list[str], {"opt": False, "nargs": "*", "type": str, "metavar": "RUN"}]
+_Results = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "RESULT"}]
 PAGE = Path(__file__).with_name("page.html")
 MOST_POINTS = 600  # of a curve, at most: of more, groups are shown by their mean, least and most
 MOST_STEPS = 8  # pictures of a strip
@@ -46,11 +52,47 @@ SMOOTHED = ("loss", "loss by noise level")  # as losses alone are noise about a 
 LOOK = {"colours": COLOURS, "smoothed": SMOOTHED}
 _HIDDEN = {"global_step", "time", "data_crc32", "avg_reader_cost", "avg_batch_cost", "ips",
            "images_per_second_per_device"}  # fmt: skip
+# What may stand on the vertical axis: the first of which all results have a value; `name:features` counts too.
+DISTANCES = ("fid", "clip_fid", "cmmd", "kid", "frechet")
+SCALE, SCORE = "guidance_scale", "clip_score"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One model's points. x, y: names of metrics, x also `guidance_scale`. points: (scale, x, y), value, low, high."""
+
+    name: str
+    x: str
+    y: str
+    points: list[tuple[float, tuple[float, float, float], tuple[float, float, float]]]
+
+
+def report(
+    runs: _Runs = (),  # folders of runs, or folders that hold runs; several are shown side by side
+    sweep: _Results = (),  # results of `ppldm evaluate` at several guidance scales, or folders that hold them
+    out: str = None,  # file to write, default: report.html in the first RUN; a .png holds only the sweep's curve
+):
+    """Write curves, pictures, data, recipe, time and cost of runs into one HTML file."""
+    target = local_path(out) if out else local_path((*runs, ".")[0]) / "report.html"
+    picture = target.suffix.lower() == ".png"
+    if not runs and not sweep:
+        raise ConfigError("nothing to report; name the folder of a run, or results with --sweep")
+    if picture and (runs or not sweep):
+        raise ConfigError(f"--out {target} can hold only the curve of --sweep; name a .html for runs")
+    found, curves = _read(runs), read_sweep([local_path(one) for one in sweep])
+    try:
+        with atomic_write(target) as file:
+            if picture:
+                save_figure(draw_sweep(curves), file, "png")
+            else:
+                file.write(make_file(found, curves).encode(errors=NOT_UTF8))
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror}; give another --out") from error
+    get_logger().info("report: %s", target)
 
 
 def charts(run: RunFolder, share: float = 1.0) -> dict[str, list[dict]]:
-    """Title -> lines: {"name", "points": steps, means, leasts, mosts, "last": the newest number}. share: of the run,
-    its newest part."""
+    """Title -> lines: {"name", "points": steps, means, leasts, mosts, "last"}. share: of the run, its newest part."""
     first = run.step * (1 - share)
     known = {name: title for title, names in CHARTS.items() for name in names}
     labels = {"validation_loss": "held out", **_QUARTERS}
@@ -94,8 +136,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int) -> tuple[np.ndarray, 
 def now(run: RunFolder) -> dict:
     """What changes from moment to moment, and what is asked of the run, JSON-ready."""
     status, state, config = run.status(), run.state(), run.config(optional=True)
-    control = run.folder / CONTROL_DIR
-    validation = config.get("validation")
+    control, validation = run.folder / CONTROL_DIR, config.get("validation")
     own = validation.get("validation_prompts") if isinstance(validation, dict) else None
     prompts = control / PROMPTS_FILE
     return {
@@ -118,6 +159,22 @@ def now(run: RunFolder) -> dict:
     }
 
 
+def _read(places) -> list:
+    """All runs of these folders but those below one that have no line yet. Raises ConfigError, DataError."""
+    found, problems = [], []
+    for run in dict.fromkeys(run for place in places for run in runs_in(place)):
+        try:
+            found.append(read_whole(run))
+        except DataError as error:
+            if run in map(local_path, places):
+                raise
+            problems.append(error)
+            get_logger().warning("passing over %s: %s", run, error)
+    if problems and not found:
+        raise problems[0]
+    return found
+
+
 def read_whole(folder: Path) -> RunFolder:
     """A run that is looked back on. Raises DataError for a folder without metrics, or with damaged files."""
     run = RunFolder(folder)
@@ -133,7 +190,7 @@ def read_whole(folder: Path) -> RunFolder:
 def facts(run: RunFolder) -> dict[str, str]:
     """What is said of a whole run, beside what `now` says: words by title."""
     load_paddle()
-    from ..training.checkpoint.checkpoint import read_manifest
+    from ..training.run_folder import read_manifest
 
     newest, data = list_checkpoints(run.folder)[:1], run.config().get("data", {})
     manifest = read_manifest(newest[0]) if newest else {}
@@ -234,3 +291,111 @@ def make_file(runs: list[RunFolder], curves: list[Curve]) -> str:
         curves=curves,
         compared=[(group, differing([run.config() for run in group])) for group in compared],
     )
+
+
+def read_sweep(paths: list[Path]) -> list[Curve]:
+    """A curve for each model among the results, which are files or in folders. Raises DataError."""
+    from ..evaluation.measure import read_result
+
+    files = [one for path in paths for one in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
+    if paths and not files:
+        raise DataError(f"{paths[0]} holds no results; name what `ppldm evaluate` wrote")
+    found: dict[str, list] = {}
+    for file in files:
+        result = read_result(file)
+        scale = result.settings.get("drawn", {}).get(SCALE)
+        if scale is None:
+            raise DataError(f"{file} has no guidance scale: its pictures were not drawn; omit it from --sweep")
+        found.setdefault(str(result.of["name"]), []).append((float(scale), result))
+    shared = set.intersection(*(set(one.metrics) for own in found.values() for _, one in own)) if found else set()
+    names = [name for known in DISTANCES for name in sorted(shared) if name.partition(":")[0] == known]
+    if found and not names:
+        raise DataError(
+            f"the results of --sweep share none of {', '.join(DISTANCES)}; evaluate with the same --metrics"
+        )
+    x = next((name for name in sorted(shared) if name.partition(":")[0] == SCORE), SCALE)
+    return [Curve(escape(name), x, names[0], _points(own, x, names[0])) for name, own in found.items()]
+
+
+def _points(results: list[tuple], x: str, y: str) -> list:
+    def ends(result, scale: float, name: str):
+        measured = result.metrics.get(name)
+        return tuple(measured[what] for what in ("value", "low", "high")) if measured else (scale,) * 3
+
+    ordered = sorted(results, key=lambda pair: pair[0])
+    return [(scale, ends(result, scale, x), ends(result, scale, y)) for scale, result in ordered]
+
+
+def draw_sweep(curves: list[Curve]):
+    """A distance against the CLIP score, a point per guidance scale."""
+    figure, axes = new_figure(curves[0].y, curves[0].x.replace("_", " "))
+    figure.set_size_inches(7, 4.5)
+    for place, curve in enumerate(curves):
+        colour = COLOURS[place % len(COLOURS)]
+        scales, xs, ys = (np.array(one) for one in zip(*curve.points, strict=True))
+        bars = {"xerr": _bars(xs)} if curve.x != SCALE else {}
+        axes.errorbar(
+            xs[:, 0], ys[:, 0], yerr=_bars(ys), **bars, fmt="o-", color=colour, label=curve.name,
+            markersize=4, linewidth=1.2, elinewidth=0.7, capsize=2,
+        )  # fmt: skip
+        for number, (scale, x, y) in enumerate(zip(scales, xs[:, 0], ys[:, 0], strict=True)):
+            beside = (5, 8) if number % 2 else (5, -14)  # neighbours may be close
+            axes.annotate(f"{scale:g}", (x, y), beside, textcoords="offset points", fontsize=8, color=colour)
+    axes.legend(fontsize=7, framealpha=0.7)
+    return figure
+
+
+def _bars(ends: np.ndarray) -> np.ndarray:
+    return np.abs(ends[:, 1:] - ends[:, :1]).T
+
+
+def plot_loss(
+    metrics: str,  # a metrics.jsonl, or the folder of a run, or one that holds a run
+    out: str = None,  # PNG to write; by default loss.png beside the metrics
+):
+    """Draw a run's loss curve as PNG."""
+    from matplotlib.figure import Figure
+
+    source = local_path(metrics)
+    source = one_run(source) / METRICS_FILE if source.is_dir() else source
+    target = local_path(out) if out else source.parent / "loss.png"
+    records = [r for r in read_metrics(source) if r.get("loss") is not None]
+    if not records:
+        raise DataError(f"{source} has no losses; train first")
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    draw_loss(figure.subplots(), records, source.resolve().parent.name)
+    try:
+        with atomic_write(target) as file:
+            figure.savefig(file, format="png", dpi=120)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror}; give another --out") from error
+    get_logger().info("loss curve: %s", target)
+
+
+def draw_loss(axes, records: list[dict], run_name: str) -> None:
+    """The losses of `records` against their steps, their running mean, and the losses of held-out rows; on a
+    logarithmic axis, with numbers that people read, where losses fall by a factor of 3 and more."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    steps, losses = [r["global_step"] for r in records], np.array([r["loss"] for r in records])
+    window = max(1, len(losses) // 25)
+    alone = {"marker": "o", "markersize": 4} if len(losses) == 1 else {}  # a line of one point is not seen
+    axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="logged", **alone)
+    if window > 1:
+        smooth = np.convolve(losses, np.ones(window) / window, mode="valid")
+        axes.plot(steps[window - 1 :], smooth, color="#08519c", label=f"mean of {window}")
+    held_out = [(r["global_step"], r["validation_loss"]) for r in records if r.get("validation_loss") is not None]
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o-", color="#e6550d", markersize=3, label="held-out rows")
+    if window > 1 or held_out:
+        axes.legend()
+    axes.set(xlabel="global step (optimizer updates)", ylabel="training loss")
+    what = f"mean loss {losses[-window:].mean():.4g}" if window > 1 else f"loss {losses[-1]:.4g}"
+    axes.set_title(f"{escape(run_name)}: {what} at step {steps[-1]:,}")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.grid(True, which="both", alpha=0.3)
+    if losses.min() > 0 and losses.max() > 3 * losses.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,8 +1,7 @@
 """The one reader of what a run wrote. Nothing in its folder is changed, and a run that is being written is read safely.
 
-`metrics.jsonl` is read on from where the last look ended. A run that resumes drops lines and writes the file again;
-that is known by the end of what was read, which is then no longer there, and all is read anew. Paddle is needed for
-checkpoints only.
+`metrics.jsonl` is read on from where the last look ended. A run that resumes writes it again without some lines: then
+what was read last is no longer there, and all is read anew. Paddle is needed for checkpoints only.
 """
 
 import json
@@ -17,20 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ..config.write import RECIPE_FILE
-from ..data.fingerprint import Fingerprint
-from ..training.monitor.control import CONTROL_DIR, STATUS_FILE
-from ..training.monitor.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics
-from ..training.monitor.sinks import PICTURE, SAMPLES_DIR
-from ..training.start import has_finished
+from ..config.recipe import RECIPE_FILE
+from ..data.filelist import Fingerprint
+from ..training.metrics import EVALUATION_FILE, METRICS_FILE, PICTURE, SAMPLES_DIR, read_metrics
+from ..training.run_folder import CONTROL_DIR, STATUS_FILE, has_finished
 from ..utils.errors import CheckpointError, ConfigError, DataError
 from ..utils.files import is_held, read_json, read_json_object
-from ..utils.grid import read_cells
 from ..utils.log import get_logger
+from ..utils.pictures import read_cells
 from ..utils.text import escape
-from ..weights.folders import list_checkpoints, step_of
+from ..weights.folders import RUN_FILE, find_runs, list_checkpoints, one_run, step_of
 from ..weights.model_file import has_model_file, read_model_file
-from ..weights.runs import RUN_FILE, find_runs, one_run
 
 _TAIL = 200  # bytes by which a file is known again
 _LATE = 50  # lines of which the speed is taken
@@ -51,8 +47,8 @@ class Line:
 
 
 class RunFolder:
-    """One run. `look` reads metrics on, of one thread at a time; what is cached (records, lines, checkpoints and
-    manifests) is that of the first time. is_named: whether its folder was named, and not one above it."""
+    """One run. `look` reads metrics on, of one thread at a time; records, lines, checkpoints and manifests
+    are read once and kept. is_named: whether its folder was named, and not one above it."""
 
     def __init__(self, folder: Path, is_named: bool = True):
         self.folder, self.name, self.is_named = folder, escape(folder.resolve().name), is_named
@@ -96,7 +92,6 @@ class RunFolder:
 
     @property
     def step(self) -> int:
-        """The newest update that was logged."""
         return int(self.last.get("global_step", 0))
 
     def evaluations(self) -> list[dict]:
@@ -198,7 +193,7 @@ class RunFolder:
     @cached_property
     def checkpoints(self) -> dict[int, Path]:
         """Those that verify, by step in rising order; others are passed over with a warning."""
-        from ..training.checkpoint.checkpoint import verify
+        from ..training.run_folder import verify
 
         sound = {}
         for one in reversed(list_checkpoints(self.folder)):
@@ -210,14 +205,12 @@ class RunFolder:
 
     @cached_property
     def manifests(self) -> dict[int, dict]:
-        """Those of the sound checkpoints."""
-        from ..training.checkpoint.checkpoint import read_manifest
+        from ..training.run_folder import read_manifest
 
         return {step: read_manifest(one) for step, one in self.checkpoints.items()}
 
     @property
     def num_updates(self) -> int:
-        """How many are recorded."""
         return max([*self.checkpoints, *(line.last for line in self.lines)], default=0)
 
     def record_of(self, step: int) -> int:

@@ -18,29 +18,27 @@ import numpy as np
 import paddle
 
 from ..config.load import Layer, file_layers, last_value
-from ..config.recipe import Recipe, merge_settings, recipe_of, schema_of
-from ..config.write import RECIPE_FILE
-from ..data.fingerprint import find_difference
+from ..config.recipe import RECIPE_FILE, Recipe, merge_settings, recipe_of, schema_of
+from ..data.filelist import find_difference
 from ..data.inputs import Pixels
-from ..data.order.step_sampler import StepSampler
+from ..data.order import StepSampler
 from ..families.base import get_family
-from ..training.checkpoint.checkpoint import POSTHOC_STATE, load_optimizer, read_manifest, verify
+from ..training.adamw import autocast
+from ..training.checkpoint import POSTHOC_STATE, load_optimizer
 from ..training.commands.train import check_recipe
-from ..training.optimizer.precision import autocast
 from ..training.prepare import prepare
 from ..training.run import TrainingRun
+from ..training.run_folder import read_manifest, verify
 from ..training.train import Update, UpdateGuard, train_step
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.files import in_working_folder
-from ..utils.grid import pad_alike, prompt_grid
-from ..utils.hidden import reveal
 from ..utils.log import get_logger
 from ..utils.machine.devices import DEFAULT_DEVICE
-from ..utils.pictures import save_png
-from ..utils.processes.world import World
+from ..utils.pictures import pad_alike, prompt_grid, save_png
+from ..utils.processes.ranks import World
 from ..utils.rng import Generators
-from ..utils.text import count_of
-from .read import RunFolder
+from ..utils.text import count_of, reveal
+from .read import RunFolder, flatten
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,7 @@ class _GuardOfRanks(UpdateGuard):
 
 
 def start_before(run: RunFolder, step: int) -> Path | None:
-    """The checkpoint nearest before update `step`; None for the run's beginning. Raises CheckpointError where the run
-    went on from a checkpoint that is gone."""
+    """The checkpoint nearest before update `step`; None: the run's beginning. Raises CheckpointError if it is gone."""
     if not 1 <= step <= run.num_updates:
         raise CheckpointError(f"{run.folder} has no update {step}; choose from 1 to {run.num_updates}")
     if before := [path for at, path in run.checkpoints.items() if at < step]:
@@ -85,7 +82,7 @@ def recipe_for(run: RunFolder, step: int, start: Path | None, scratch: str) -> R
     saved = next((path for at, path in run.checkpoints.items() if at >= step), run.folder)
     layers = file_layers(saved / RECIPE_FILE)
     config = get_family(last_value(layers, "family")).Config
-    keys = {one.name: one.key for known in schema_of(config).values() for one in known.values()}
+    keys = {one.name: key for key, one in schema_of(config).items()}
     own_steps = merge_settings(layers, True, config)[keys["gradient_accumulation_steps"]].value
     changes = {
         "output_dir": scratch,
@@ -110,33 +107,25 @@ def remade(run: RunFolder, step: int) -> Iterator[TrainingRun]:
     PpldmError for what is gone or has changed since, such as its data."""
     start = start_before(run, step)
     with TemporaryDirectory(prefix="ppldm-replay-") as scratch, in_working_folder(run.manifest(step)):
-        again = prepare_again(recipe_for(run, step, start, scratch))
+        recipe = recipe_for(run, step, start, scratch)
+        again = prepare(recipe.model, recipe.data, recipe.training)
+        if again.checkpoint:
+            load_optimizer(again.checkpoint, again.state)
         if difference := find_difference(run.data(step), again.dataset.fingerprint):
             raise CheckpointError(f"{run.folder} was trained on other data: {difference}; restore them")
         yield again
-
-
-def prepare_again(recipe: Recipe) -> TrainingRun:
-    """The run of a recipe, with the optimizer of its checkpoint."""
-    again = prepare(recipe.model, recipe.data, recipe.training)
-    if again.checkpoint:
-        load_optimizer(again.checkpoint, again.state)
-    return again
 
 
 def make_updates(run: RunFolder, again: TrainingRun, until: int) -> Iterator[Made]:
     """The updates from `again`'s first one to `until`; its state is that after the last one taken."""
     ends = {line.last for line in run.lines}
     arguments, num_ranks = again.arguments, run.num_ranks(until)
-    guard = _GuardOfRanks(
-        *(again.state, World(), arguments.max_skipped_updates, autocast(arguments)),
-        seed=arguments.seed,
-        step=again.start_step,
-    )
+    most, seed, start = arguments.max_skipped_updates, arguments.seed, again.start_step
+    guard = _GuardOfRanks(again.state, World(), most, autocast(arguments), seed=seed, step=start)
     guard.num_ranks, guard.per_rank = num_ranks, arguments.gradient_accumulation_steps // num_ranks
-    get_logger().info("%s are made again, to update %d", count_of(until - again.start_step, "update"), until)
+    get_logger().info("%s are made again, to update %d", count_of(until - start, "update"), until)
     with paddle.utils.unique_name.guard(), closing(iter(again.batches())) as batches:
-        for step in range(again.start_step + 1, until + 1):
+        for step in range(start + 1, until + 1):
             again.state.model.train()
             micro_batches = [next(batches) for _ in range(arguments.gradient_accumulation_steps)]
             update = train_step(guard, micro_batches)
@@ -148,17 +137,15 @@ def make_updates(run: RunFolder, again: TrainingRun, until: int) -> Iterator[Mad
 
 def state_of(again: TrainingRun) -> dict[str, dict]:
     """The weights and their average as a checkpoint would hold them, by the name of its file."""
-    found = {"model_state.pdparams": {name: one.numpy() for name, one in again.state.model.state_dict().items()}}
+    states = {"model_state.pdparams": again.state.model.state_dict()}
     if again.state.ema:
-        found["ema_state.pdparams"] = _arrays_of(again.state.ema.state_dict())
+        states["ema_state.pdparams"] = again.state.ema.state_dict()
     if again.state.posthoc:
-        states = again.state.posthoc_state().items()
-        found[POSTHOC_STATE] = {f"{std}.{name}": one for std, own in states for name, one in _arrays_of(own).items()}
-    return found
-
-
-def _arrays_of(state: dict) -> dict:
-    return {name: one.numpy() for name, one in state.items() if isinstance(one, paddle.Tensor)}
+        states[POSTHOC_STATE] = flatten(again.state.posthoc_state())
+    return {
+        file: {name: one.numpy() for name, one in state.items() if isinstance(one, paddle.Tensor)}
+        for file, state in states.items()
+    }
 
 
 def places_of(again: TrainingRun, step: int) -> list[list[tuple[int, int]]]:
@@ -191,8 +178,7 @@ def describe_samples(again: TrainingRun, made: Made) -> list[dict]:
 
 
 def update_of(again: TrainingRun, epoch: int, row: int) -> int | None:
-    """The update that asks for a row in an epoch of its list and shape; None for a row that is not selected or drawn
-    from."""
+    """The update that asks for a row in an epoch of its list and shape; None for one that is not selected or drawn."""
     selection = again.dataset.selection
     place = bisect_left(selection, row)
     if place == len(selection) or selection[place] != row:
@@ -215,8 +201,7 @@ def pick_row(again: TrainingRun, samples: list[dict], step: int, row: int) -> li
 
 
 def draw_samples(again: TrainingRun, made: Made, samples: list[dict], folder: Path, chosen: list[dict]) -> Path:
-    """The crops of the chosen samples over their captions, as a PNG in `folder`. Raises ConfigError where the batch
-    has latents instead of pixels."""
+    """The crops of the chosen samples over their captions, a PNG in `folder`. Raises ConfigError for latents."""
     name = next((name for name, one in again.dataset.inputs.items() if isinstance(one, Pixels)), None)
     if name is None or again.dataset.latents:
         raise ConfigError("--pictures: the run was trained on cached latents, which are not pictures; omit it")

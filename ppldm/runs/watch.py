@@ -1,6 +1,6 @@
 """`ppldm watch RUN…`: a page on this machine that follows runs from their files, whoever started them and wherever.
 
-It reads what training writes anyway, and with --control makes the files of `training/monitor/control.py`; nothing
+It reads what training writes anyway, and with --control makes the files of `training/run_folder.py`; nothing
 else connects it with a run. Whoever asks needs the token of the printed address for whatever changes something, and
 where the page is not bound to this machine alone for all but the empty page too.
 
@@ -23,7 +23,7 @@ from ..utils.errors import ConfigError
 from ..utils.files import local_path, write_text
 from ..utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
 from ..utils.web.server import ask_for_token, is_loopback, make_flask, render_page, serve
-from ..weights.runs import runs_in
+from ..weights.folders import runs_in
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -67,7 +67,6 @@ def make_page(
 
 
 def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
-    """What is read."""
     from flask import Response, jsonify, request
 
     from . import page as shown
@@ -87,7 +86,10 @@ def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
             with one.lock:
                 one.look()
                 found.append(shown.now(one))
-        return jsonify(runs=found, control=control, machine=describe_machine())
+        total, free = usable_memory_bytes(), available_memory_bytes()
+        memory = {"memory_gb": total / 1e9, "memory_free_gb": min(total, free) / 1e9} if total and free else {}
+        load = {"host": os.uname().nodename, "load": os.getloadavg()[0], "cores": count_usable_cores()}
+        return jsonify(runs=found, control=control, machine=load | memory)
 
     @flask.get("/curves")
     def curves():
@@ -121,19 +123,15 @@ def _steer(flask, runs: list, control: bool) -> None:
     """What changes something: the files of a run's control folder."""
     from flask import jsonify, request
 
-    @flask.post("/order")
-    def order():
-        asked = request.get_json()
-        place = _control_of(runs, asked, control)
-        ask_for(place, asked.get("order"))
-        return jsonify(done=True)
+    def take(name: str, do: Callable) -> None:
+        @flask.post(f"/{name}", endpoint=name)
+        def steer():
+            asked = request.get_json()
+            do(_control_of(runs, asked, control), asked.get(name))
+            return jsonify(done=True)
 
-    @flask.post("/prompts")
-    def prompts():
-        asked = request.get_json()
-        place = _control_of(runs, asked, control)
-        keep_prompts(place, asked.get("prompts"))
-        return jsonify(done=True)
+    take("order", ask_for)
+    take("prompts", keep_prompts)
 
 
 def _of(runs: list, run):
@@ -143,8 +141,7 @@ def _of(runs: list, run):
 
 
 def _control_of(runs: list, asked, control: bool) -> Path:
-    """The control folder of the run that a request names."""
-    from ..training.monitor.control import CONTROL_DIR
+    from ..training.run_folder import CONTROL_DIR
     from .page import now
 
     if not control:
@@ -158,8 +155,7 @@ def _control_of(runs: list, asked, control: bool) -> Path:
 
 
 def ask_for(folder: Path, order) -> None:
-    """Make the file of an order in a run's control folder."""
-    from ..training.monitor.control import Order
+    from ..training.run_folder import Order
 
     known = [one.file for one in Order]
     if order not in known:
@@ -170,7 +166,7 @@ def ask_for(folder: Path, order) -> None:
 def keep_prompts(folder: Path, text) -> None:
     """Write the prompts that are to be drawn, one a line; without any, those of the recipe are drawn again."""
     from ..inference.prompts import check_prompt
-    from ..training.monitor.control import MOST_PROMPTS, PROMPTS_FILE
+    from ..training.run_folder import MOST_PROMPTS, PROMPTS_FILE
 
     check_prompt(text, "the prompts")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -186,7 +182,7 @@ def cut(path: Path, number: int) -> bytes:
     """The pictures of prompt `number` of a grid, as PNG."""
     from PIL import Image
 
-    from ..utils.grid import read_cells
+    from ..utils.pictures import read_cells
 
     cells = read_cells(path)
     if not 0 <= number < len(cells):
@@ -195,10 +191,3 @@ def cut(path: Path, number: int) -> bytes:
     with Image.open(path) as grid:
         grid.crop(cells[number][1]).save(buffer, format="PNG")
     return buffer.getvalue()
-
-
-def describe_machine() -> dict:
-    """Load and memory of the machine that serves the page, JSON-ready."""
-    total, free = usable_memory_bytes(), available_memory_bytes()
-    memory = {"memory_gb": total / 1e9, "memory_free_gb": min(total, free) / 1e9} if total and free else {}
-    return {"host": os.uname().nodename, "load": os.getloadavg()[0], "cores": count_usable_cores(), **memory}

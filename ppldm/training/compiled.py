@@ -1,11 +1,9 @@
 """`--to_static`: a model's `predict` as one graph, which Paddle runs as a whole while training.
 
-Paddle makes a graph in three ways. It rewrites a function's syntax tree, which fails at the UNet, or its bytecode,
-which takes minutes; or it runs the function once on symbols that have the shapes of the batch, and keeps the operations
-that it meets. That is what happens here: the model's Python code is called as it is, and may not depend on the values
-of tensors. There is one graph for each shape of a batch: one, or as many as there are aspect-ratio buckets.
-
-The graph works on the model's own parameters. Nothing else changes: drawing, validating and exporting call the modules.
+Paddle could rewrite a function's syntax tree, which fails at the UNet, or its bytecode, which takes minutes. Here it
+runs the function once on symbols that have the shapes of the batch, and keeps the operations that it meets: the model's
+Python code is called as it is, and may not depend on the values of tensors. There is one graph for each shape of a
+batch. It works on the model's own parameters; drawing, validating and exporting call the modules.
 """
 
 import inspect
@@ -15,8 +13,7 @@ import warnings
 import paddle
 
 from ..utils.log import get_logger
-from ..utils.processes.rank_watch import barrier
-from ..utils.processes.world import World
+from ..utils.processes.ranks import World, barrier
 
 
 def compile_predict(model):

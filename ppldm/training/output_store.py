@@ -1,11 +1,10 @@
 """The output folder of a run in a store: a folder of this machine, and its copy at the store's address.
 
-Training reads and writes the folder. After each checkpoint a thread brings the copy up to date, so that training does
-not wait: files of new checkpoints, each with its manifest last, by which it is there or not; away with the manifests,
-then the files, of those that were removed here; then whatever else has changed. Where that fails there is a warning,
-and the next checkpoint tries again; with the last one of a run it is an error. A start on another machine finds the
-newest checkpoint of the copy that verifies.
-"""
+After each checkpoint a thread brings the copy up to date, so that training does not wait: files of new checkpoints,
+each with its manifest last, by which it is there or not; away with the manifests, then the files, of those that were
+removed here; then whatever else has changed. Where that fails there is a warning, and the next checkpoint tries again;
+with the last one of a run it is an error. A start on another machine finds the newest checkpoint of the copy that
+verifies."""
 
 import fcntl
 import shutil
@@ -14,13 +13,12 @@ from pathlib import Path
 
 from ..utils.checksums import hash_file
 from ..utils.errors import ConfigError, OutputError, StoreError
-from ..utils.files import atomic_dir, finish_file
+from ..utils.files import atomic_dir, check_address, finish_file, shown
 from ..utils.log import get_logger
-from ..utils.processes.rank_watch import SIGNS_DIR
+from ..utils.processes.ranks import SIGNS_DIR
 from ..utils.store import client
 from ..weights.folders import is_checkpoint_name, list_checkpoints, step_of
-from .checkpoint.checkpoint import MANIFEST, verify
-from .start import LAUNCH_LOGS
+from .run_folder import LAUNCH_LOGS, MANIFEST, verify
 
 _MARKERS = (MANIFEST, "model.json", "model_index.json")  # what makes a folder whole, and comes last
 _WEIGHTS = ".pdparams"  # in the output folder itself they are those of the last checkpoint
@@ -30,7 +28,7 @@ class OutputStore:
     """The copy at `url` of the output folder `folder`. Of one process."""
 
     def __init__(self, folder: Path, url: str):
-        self.folder, self.url = folder, client.check_address(url).rstrip("/")
+        self.folder, self.url = folder, check_address(url).rstrip("/")
         self._own: set[str] = set()  # names of checkpoints that were here and are whole there
         self._sent: dict[str, tuple[int, int]] = {}  # (bytes, time of change) of other files, as they are there
         self._executor, self._pending = ThreadPoolExecutor(1, "output store"), None
@@ -66,13 +64,13 @@ class OutputStore:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if target.is_dir():
                 return True
-            get_logger().info("fetching %s/%s", client.shown(self.url), name)
+            get_logger().info("fetching %s/%s", shown(self.url), name)
             with atomic_dir(target) as temporary:
                 for file in client.find(f"{self.url}/{name}"):
                     (temporary / file).parent.mkdir(parents=True, exist_ok=True)
                     client.get(f"{self.url}/{name}/{file}", temporary / file)
             if problem := verify(target):
-                get_logger().warning("passing over %s/%s: %s", client.shown(self.url), name, problem)
+                get_logger().warning("passing over %s/%s: %s", shown(self.url), name, problem)
                 shutil.rmtree(target)
             return problem is None
 
@@ -88,7 +86,7 @@ class OutputStore:
             self._pending.add_done_callback(_warn)
         if wait and (error := self._pending.exception()):
             raise OutputError(
-                f"{self.folder} could not be copied to {client.shown(self.url)}: {error}; the same command goes on"
+                f"{self.folder} could not be copied to {shown(self.url)}: {error}; the same command goes on"
             ) from error
 
     def _push(self) -> None:
@@ -112,7 +110,7 @@ class OutputStore:
             for path in sorted(folder.rglob("*"), key=lambda path: path.name == MANIFEST):
                 if path.is_file():
                     client.put(path, f"{self.url}/{name}/{path.relative_to(folder).as_posix()}")
-            get_logger().info("%s is in %s", name, client.shown(self.url))
+            get_logger().info("%s is in %s", name, shown(self.url))
         except FileNotFoundError:  # training has removed it meanwhile, and it is removed there too
             get_logger().info("%s was removed before it was copied", name)
 

@@ -1,14 +1,10 @@
 """Which updates of a run a row was in, at which noise levels, and which of its checkpoints have never seen it.
 
 That is a function of the run's settings, its data and the number of updates: it is computed from the folder of a run
-and the parts, and nothing was logged for it. No network is built, and paddle is not imported. The data must be those
-that the run was trained on, as they were: so rows are looked up before they are taken out. A row is seen where an
-update read it, whatever became of the update, and also in place of a bad row: what is bad is found by reading the
-rows just before it in the order.
-
-Of a list of which only cached latents are here (`latents=cached`) no picture can be read, and of such runs rows in the
-place of bad ones are not known (`stand_ins` is false).
-"""
+and the parts, without a network or paddle, and nothing was logged for it. The data must be as they were: so rows are
+looked up before they are taken out. A row is seen where an update read it, whatever became of the update, and also in
+place of a bad row: what is bad is found by reading the rows just before it in the order. Of a list of which only cached
+latents are here no picture can be read, so that rows in the place of bad ones are not known (`stand_ins` is false)."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -20,31 +16,24 @@ from typing import Any
 
 import numpy as np
 
-from ..config.write import RECIPE_FILE
-from ..data.control.spec import make_filter
+from ..config.recipe import RECIPE_FILE
+from ..data.control import make_filter
 from ..data.dataset import TextImageDataset
-from ..data.filelist import Source
-from ..data.fingerprint import Fingerprint, find_difference
+from ..data.filelist import Fingerprint, Source, find_difference
 from ..data.formats.open import build_indexes
-from ..data.inputs import Control, Integer, Pixels
-from ..data.levels import Level, Strata
-from ..data.order.groups import make_order, make_successors
-from ..data.order.uses import Use, first_use, uses_of
-from ..data.text.captions import CaptionRule
+from ..data.inputs import Control, Integer, Level, Pixels, Strata
+from ..data.order import Mix, Successors, Use, first_use, uses_of
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.process import Process
-from ..diffusion.weighting import log_snr
+from ..diffusion.process import Process, log_snr
 from ..families.base import saved_recipe
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.files import in_working_folder, local_path, read_json_object
-from ..utils.hidden import reveal
-from ..utils.processes.world import World
+from ..utils.processes.ranks import World
 from ..utils.rng import Generators
-from ..utils.text import count_of
-from ..weights.folders import checkpoint_name, list_checkpoints
+from ..utils.text import count_of, reveal
+from ..weights.folders import checkpoint_name, find_runs, list_checkpoints
 from ..weights.model_file import TOKENIZER_FOLDER, read_model_file
-from ..weights.runs import find_runs
-from .rows import bad_row_policy, crop_rule, open_sources, select_training_rows
+from .rows import dataset_maker, open_sources, select_training_rows
 
 # Settings that decide which rows an update reads, and at which noise levels. Of a run that changed one on the way
 # (--accept_changes), the newest ones do not tell what it read before.
@@ -56,17 +45,15 @@ _DECIDING = (
 
 @dataclass(frozen=True)
 class Past:
-    """What a run has read until its newest checkpoint. Rows have the numbers that training counts them by.
-
-    checkpoints: the updates after which it has one, rising. batch: samples of an update. level: how a noise level is
-    drawn, of families that draw one of a number of levels, and log-SNR of each.
-    """
+    """What a run has read until its newest checkpoint. Rows have the numbers that training counts them by. checkpoints:
+    the updates after which it has one, rising. batch: samples of an update. level: how a noise level is drawn, of
+    families that draw one of a number of levels, and log-SNR of each."""
 
     folder: Path
     checkpoints: list[int]
     batch: int
     dataset: TextImageDataset
-    order: object  # of `make_order`
+    order: Mix
     stand_ins: bool  # whether uses in place of bad rows are found
     level: Integer | Level | None = None
     log_snr: list[float] | None = None
@@ -107,7 +94,7 @@ class Past:
     def _lookup(self) -> tuple:
         dataset = self.dataset
         can_be_bad = self.stand_ins and dataset.bad_rows.on_error == "count"
-        successors = make_successors(dataset.list_sizes, dataset.weights, dataset.seed, dataset.buckets)
+        successors = Successors(dataset.list_sizes, dataset.weights, dataset.seed, dataset.buckets)
         return self.order, successors, self.checkpoints[-1] * self.batch, self._used if can_be_bad else None
 
     def _used(self, epoch: int, place: int) -> int:
@@ -140,11 +127,8 @@ class Past:
         if asked != row:
             report["in_place_of"] = asked
         if self.level:
-            key, generators = [(use.epoch, asked)], Generators(self.dataset.seed)
-            if isinstance(self.level, Level):
-                timestep = int(self.level.draw(key, generators, Strata(update, number, self.batch))[0])
-            else:
-                timestep = int(self.level.draw(key, (0, 0), generators, {})[0])
+            place, generators = Strata(update, number, self.batch), Generators(self.dataset.seed)
+            timestep = int(self.level.draw([(use.epoch, asked)], (0, 0), generators, {}, place)[0])
             report |= {"timestep": timestep, "noise_level": timestep / self.level.below}
             report |= {"log_snr": self.log_snr[timestep]}
         return report
@@ -181,15 +165,10 @@ def _make(folder: Path, checkpoints: list[int], identity: dict) -> Past:
     model, data, training = recipe.model, recipe.data, recipe.training
     sources, description = open_sources(data), read_model_file(checkpoint)
     tokenizer, control = description.tokenizer, getattr(model, "control", None)
-    dataset = TextImageDataset(
+    inputs = {"pixels": Pixels()} | ({"control": Control(make_filter(control))} if control else {})
+    tokenizer = tokenizer and load_tokenizer(checkpoint / TOKENIZER_FOLDER, tokenizer["max_length"])
+    dataset = dataset_maker(data, training.seed, inputs=inputs, tokenizer=tokenizer)(
         [replace(source, latents="off") for source in sources],
-        {"pixels": Pixels()} | ({"control": Control(make_filter(control))} if control else {}),
-        resolution=data.resolution,
-        seed=training.seed,
-        tokenizer=tokenizer and load_tokenizer(checkpoint / TOKENIZER_FOLDER, tokenizer["max_length"]),
-        captions=CaptionRule.of(data),
-        crops=crop_rule(data),
-        bad_rows=bad_row_policy(data),
         selection=select_training_rows(sources, data, training, World()),
     )
     if not (record := checkpoint / "data.json.gz").is_file():
@@ -197,7 +176,7 @@ def _make(folder: Path, checkpoints: list[int], identity: dict) -> Past:
     if difference := find_difference(Fingerprint.from_record(record.read_bytes()), dataset.fingerprint):
         raise CheckpointError(f"{folder} was trained on other data: {difference}; restore them")
     group_size = identity["bucket_group_size"] or 1
-    order = make_order(dataset.list_sizes, dataset.weights, training.seed, dataset.buckets, group_size)
+    order = Mix(dataset.list_sizes, dataset.weights, training.seed, dataset.buckets, group_size)
     stand_ins = not any(source.latents == "cached" for source in sources)
     past = Past(folder, checkpoints, identity["global_batch_size"], dataset, order, stand_ins)
     if not hasattr(model, "level_input"):

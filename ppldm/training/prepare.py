@@ -1,58 +1,42 @@
 """A training run from its settings, whatever family it is of."""
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import paddle
 
 from .. import __version__
-from ..config.captions import caption_identity
-from ..config.data import DataOptions
+from ..config.data import DataOptions, caption_identity
 from ..config.option import identity_of, options
 from ..config.recipe import sections_of
 from ..config.training import TrainingOptions
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
-from ..data.order.groups import make_order
+from ..data.order import Mix
 from ..data.shapes import group_size_of
-from ..data.text.captions import CaptionRule
 from ..diffusion.drawing import USUAL
 from ..families.base import Family, Sitting, check_family, get_family
+from ..networks.cpu_operators.layers import operators_are_usable
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils import variables
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
-from ..utils.hidden import hide
 from ..utils.log import get_logger
-from ..utils.machine.devices import (
-    check_precision,
-    collective_variables,
-    current_device,
-    current_kind,
-    installed_kind,
-    set_exactness,
-    use_device,
-)
-from ..utils.processes.rank_watch import watch_ranks
-from ..utils.processes.world import World
-from ..utils.text import count_of
+from ..utils.machine import devices
+from ..utils.processes.ranks import World, watch_ranks
+from ..utils.text import count_of, hide
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
 from ..weights.model_file import kind_of
-from .checkpoint.checkpoint import TrainingState
-from .checkpoint.resume import restore
-from .monitor.captions import first_caption, report_captions
-from .monitor.control import current_prompts
-from .monitor.interval_metrics import IntervalMetrics
-from .monitor.validation import open_held_out_sources, select_held_out, undisturbed, validation_loss
-from .optimizer.adamw import build_optimizer, learning_rate_ratios
-from .optimizer.precision import autocast, decorate, make_scaler, precision_name, warn_of_cpu
-from .optimizer.sharding import log_share
-from .rows import bad_row_policy, count_steps, crop_rule, describe_large, open_sources, read_where, select_training_rows
+from . import adamw, rows
+from .checkpoint import TrainingState, restore
+from .report import IntervalMetrics
 from .run import TrainingRun
-from .run_folder import prepare_output
+from .run_folder import SNAPSHOTS, current_prompts, prepare_output, read_manifest
 
 if TYPE_CHECKING:
     from ..data.cached.run import EmbeddingsRule, LatentsRule
@@ -66,23 +50,20 @@ def prepare(config, data, arguments) -> TrainingRun:
     Raises a PpldmError for whatever cannot work."""
     family = get_family(config.family)
     check_family(config, data, arguments)
-    sources = open_sources(data)
-    held_out_sources = open_held_out_sources(data, sources)
+    sources, held_out_sources = open_data(data)
     prompts = read_validation_prompts(arguments.validation_prompts or [])
     world = detect_world(arguments)
-    warn_of_cpu(arguments)
     settings = resolved_config(config, data, arguments)
-    checkpoint = prepare_output(arguments, world, settings)
-    selection = select_training_rows(sources, data, arguments, world)
+    checkpoint = take_folder(arguments, world, settings)
+    selection = rows.select_training_rows(sources, data, arguments, world)
     model = family.build(config, data, arguments.seed)
-    make_dataset = dataset_maker(model, data, arguments, [*sources, *held_out_sources])
-    dataset = make_dataset(
-        sources,
-        captions=CaptionRule.of(data),
-        crops=crop_rule(data),
-        selection=selection,
-        embeddings=embeddings_rule(family, model, config, data),
+    uses_latents = any(source.latents != "off" for source in (*sources, *held_out_sources))
+    latents = latents_rule(model, data) if uses_latents else None
+    make_dataset = rows.dataset_maker(
+        data, arguments.seed, inputs=model.inputs, tokenizer=model.tokenizer, latents=latents
     )
+    embeddings = embeddings_rule(family, model, config, data)
+    dataset = make_dataset(sources, selection=selection, embeddings=embeddings)
     if dataset.latents:
         model.keep_moments = dataset.latents.keep
     if world.is_main:
@@ -90,22 +71,24 @@ def prepare(config, data, arguments) -> TrainingRun:
     description = describe_model(family, model)
     global_batch_size = arguments.samples_of_update(world.size)
     group_size = group_size_of(data, arguments.per_device_train_batch_size)
-    max_steps = count_steps(arguments, len(dataset), global_batch_size)
+    max_steps = rows.count_steps(arguments, len(dataset), global_batch_size)
     state, rate_ratios = make_state(family, config, model, arguments, max_steps, global_batch_size, world)
     identity = run_identity(arguments, data, dataset, group_size, global_batch_size, max_steps)
     identity |= identity_of(config) | family.identity(config, data)
-    identity = without_secrets(identity, arguments.written, data, config)
-    start_step, unlogged = restore(
-        checkpoint, state, identity, description, dataset.fingerprint, arguments.accept_changes
-    )
+    identity, accepted = without_secrets(identity, arguments.written, data, config), arguments.accept_changes
+    start_step, unlogged = restore(checkpoint, state, identity, description, dataset.fingerprint, accepted)
     log_size(dataset, max_steps, global_batch_size, model)
-    held_out = select_held_out(held_out_sources, dataset, make_dataset, data, arguments, world)
+    validate = None
+    if held_out_sources:
+        from .validation import make_validation
+
+        validate = make_validation(held_out_sources, state, dataset, make_dataset, data, arguments, world)
     return TrainingRun(
         arguments=arguments,
         world=world,
         state=state,
         dataset=dataset,
-        mix=make_order(dataset.list_sizes, dataset.weights, arguments.seed, dataset.buckets, group_size),
+        mix=Mix(dataset.list_sizes, dataset.weights, arguments.seed, dataset.buckets, group_size),
         max_steps=max_steps,
         global_batch_size=global_batch_size,
         identity=identity,
@@ -118,7 +101,7 @@ def prepare(config, data, arguments) -> TrainingRun:
         draw_every=getattr(config, "image_logging_steps", 0),
         draw=partial(draw_pictures, family, config, state, dataset, prompts, arguments, world),
         export=partial(export_model, family, config, state, dataset, prompts, arguments),
-        validate=held_out and partial(validation_loss, state, held_out, world, autocast(arguments)),
+        validate=validate,
         snapshots=snapshot_writer(config, state, arguments, max_steps),
     )
 
@@ -130,31 +113,42 @@ def log_size(dataset: TextImageDataset, max_steps: int, global_batch_size: int, 
     get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
 
 
+def open_data(data: DataOptions) -> tuple[list[Source], list[Source]]:
+    """The lists of parts to train on, and those that are held out."""
+    sources = rows.open_sources(data)
+    if data.validation_file_list is None:
+        return sources, []
+    from .validation import open_held_out_sources
+
+    return sources, open_held_out_sources(data, sources)
+
+
+def take_folder(arguments: TrainingOptions, world: World, settings: dict) -> Path | None:
+    """`prepare_output`, with the store of the folder, and without snapshots of averages that are to be made again."""
+    store, folder = None, Path(arguments.output_dir)
+    if arguments.output_store:
+        from .output_store import OutputStore
+
+        store = OutputStore(folder, arguments.output_store)
+    checkpoint = prepare_output(arguments, world, settings, store)
+    if world.is_main and (folder / SNAPSHOTS).is_dir():
+        from .averages.snapshots import remove_later
+
+        remove_later(folder, read_manifest(checkpoint)["global_step"] if checkpoint else 0)
+    return checkpoint
+
+
 def report_data(dataset: TextImageDataset, data, folder: Path) -> None:
     """How captions fit the tokenizer, and pictures that are far too large, in the log; which shapes pictures have, as a
     picture in the run's folder."""
-    if any(told := describe_large(dataset.sources, data)):
+    if any(told := rows.describe_large(dataset.sources, data)):
         get_logger().warning("%s; %s", *told)
     if dataset.tokenizer:
-        report_captions(dataset)
+        rows.report_captions(dataset)
     if buckets := dataset.selection.buckets:
-        from ..data.shape_chart import BUCKETS_FILE, draw_chart
+        from ..data.shapes import BUCKETS_FILE, draw_chart
 
         draw_chart(folder / BUCKETS_FILE, buckets.report(), dataset.selection.skipped)
-
-
-def dataset_maker(model, data, arguments, sources: list[Source]):
-    """TextImageDataset of the model's inputs, which lacks sources, selection and how samples vary. sources: all that
-    there are, of which some may be cached latents."""
-    return partial(
-        TextImageDataset,
-        inputs=model.inputs,
-        tokenizer=model.tokenizer,
-        resolution=data.resolution,
-        seed=arguments.seed,
-        bad_rows=bad_row_policy(data),
-        latents=latents_rule(model, data) if any(source.latents != "off" for source in sources) else None,
-    )
 
 
 def latents_rule(model, data) -> "LatentsRule | None":
@@ -200,12 +194,28 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     average = ExponentialMovingAverage(trained, decay) if decay else None
     stds = getattr(config, "ema_posthoc", None) or ()
     posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
-    ratios, by_group = learning_rate_ratios(model, config, arguments.learning_rate)
+    ratios, by_group = adamw.learning_rate_ratios(model, config, arguments.learning_rate)
     alone = [name for name, one in model.components.items() if one.clipped_alone]
-    optimizer, scheduler = build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, world, alone)
-    decorate(model, optimizer, arguments)
-    log_share(optimizer)
-    return TrainingState(model, optimizer, scheduler, average, make_scaler(arguments), posthoc), by_group
+    kind = optimizer_kind(arguments, world)
+    optimizer, scheduler = adamw.build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, alone, kind)
+    adamw.decorate(model, optimizer, arguments)
+    if adamw.is_sharded(optimizer):
+        optimizer.log_share()
+    return TrainingState(model, optimizer, scheduler, average, adamw.make_scaler(arguments), posthoc), by_group
+
+
+def optimizer_kind(arguments, world: World) -> Callable:
+    """What makes the AdamW that the settings and the device ask for."""
+    kind = adamw.FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
+    if operators_are_usable():
+        kind = adamw.CpuAdamW
+    if arguments.sharding and world.size > 1:
+        from .sharding import sharded
+
+        return partial(sharded(kind), world=world)
+    if arguments.sharding:
+        get_logger().info("--sharding %s does nothing here: there is one rank", arguments.sharding)
+    return kind
 
 
 def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> "SnapshotWriter | None":
@@ -220,12 +230,14 @@ def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> 
 
 def draw_pictures(family: Family, config, state, dataset, prompts, arguments, world: World, batch: dict):
     """What `TrainingRun.draw` gives. A collective call."""
+    from .validation import undisturbed
+
     prompts = current_prompts(Path(arguments.output_dir), world) or prompts
     scales = arguments.validation_guidance_scales
     usual = getattr(state.model, "usual", USUAL).guidance_scale
     scales = sorted(scales or dict.fromkeys((usual, 1.0)), key=lambda scale: scale != usual)  # the model's own first
     sitting = Sitting(config, state.model, dataset, batch, prompts, scales, arguments.seed, world)
-    with undisturbed(state), autocast(arguments)():
+    with undisturbed(state), adamw.autocast(arguments)():
         return family.draw(sitting)
 
 
@@ -234,7 +246,7 @@ def export_model(family: Family, config, state, dataset, prompts, arguments, met
     output, model = Path(arguments.output_dir), state.model
     if model.tokenizer:
         shown = (prompt for prompt in prompts if hide(prompt) == prompt)
-        metadata["example_prompt"] = next(shown, None) or first_caption(dataset)
+        metadata["example_prompt"] = next(shown, None) or rows.first_caption(dataset)
     if model.adapters:
         from ..weights.lora.merge import write_adapters
 
@@ -268,11 +280,9 @@ def run_identity(
     global_batch_size: int,
     max_steps: int,
 ) -> dict:
-    """What decides which samples a step sees and what it makes of them, by name, JSON-ready.
-
-    A checkpoint of another run differs in it. What only speed and memory depend on is not part of it.
-    """
-    where, buckets = read_where(data_arguments), dataset.buckets
+    """What decides which samples a step sees and what it makes of them, by name, JSON-ready. A checkpoint of another
+    run differs in it. What only speed and memory depend on is not part of it."""
+    where, buckets = rows.read_where(data_arguments), dataset.buckets
     constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
     return {
         "seed": arguments.seed,
@@ -284,7 +294,7 @@ def run_identity(
         "bucket_group_size": buckets and group_size,
         "global_batch_size": global_batch_size,
         "max_steps": None if constant else max_steps,
-        "precision": precision_name(arguments),
+        "precision": adamw.precision_name(arguments),
         "latents": dataset.latents and data_arguments.latents_dtype,
         "text_embeddings": dataset.embeddings and data_arguments.text_embeddings_dtype,
         **(caption_identity(data_arguments) if dataset.tokenizer else {}),
@@ -312,40 +322,37 @@ def resolved_config(config, data: DataOptions, arguments: TrainingOptions) -> di
 
 
 def detect_world(arguments: TrainingOptions) -> World:
-    """The ranks of this run, which can talk to each other from now on, on the device that is asked for.
-
-    `arguments` get the accumulation that --global_batch_size asks for. Raises ConfigError for a device that there is
-    not, or that cannot do what is asked of it, and for a batch that cannot be.
-    """
+    """The ranks of this run, which can talk to each other from now on, on the device that is asked for. `arguments` get
+    the accumulation that --global_batch_size asks for. Raises ConfigError for a device that there is not, or that
+    cannot do what is asked of it, and for a batch that cannot be."""
     world = World.detect()
     arguments.gradient_accumulation_steps = arguments.accumulation_for(world.size)
-    use_device(arguments.device)
+    devices.use_device(arguments.device)
     if world.size > 1:
-        from ..utils.processes.meeting import join
+        from ..utils.processes.ranks import join
 
-        if (kind := current_kind()) != installed_kind():  # the CPU, asked for where Paddle is made for more
-            variables.set_for_libraries(collective_variables(kind), replace=True)
+        if (
+            kind := devices.current_kind()
+        ) != devices.installed_kind():  # the CPU, asked for where Paddle is made for more
+            variables.set_for_libraries(devices.collective_variables(kind), replace=True)
         join(world, arguments.rank_timeout)
     watch_ranks(world, arguments.rank_timeout)
-    device = current_device()
-    check_precision(arguments.bf16, arguments.fp16, device)
+    device = devices.current_device()
+    devices.check_precision(arguments.bf16, arguments.fp16, device)
     apply_switches(arguments)
     get_logger().info(
         "global_batch_size %d = %d per device x %d accumulation x %s on %s",
         *(arguments.samples_of_update(world.size), arguments.per_device_train_batch_size),
         *(arguments.gradient_accumulation_steps, count_of(world.size, "rank"), device.name),
     )
+    adamw.warn_of_cpu(arguments)
     return world
-
-
-SWITCHES = ("tf32", "cudnn_search")
 
 
 def apply_switches(arguments: TrainingOptions) -> None:
     """Set what the flags ask for, in this process; say so where they do nothing."""
-    kind = current_kind()
-    if not kind.exactness_switches:
-        for name in SWITCHES:
-            if getattr(arguments, name):
-                get_logger().warning("--%s does nothing on %s", name, kind.words)
-    set_exactness(arguments.tf32, arguments.cudnn_search)
+    kind = devices.current_kind()
+    for name in () if kind.exactness_switches else ("tf32", "cudnn_search"):
+        if getattr(arguments, name):
+            get_logger().warning("--%s does nothing on %s", name, kind.words)
+    devices.set_exactness(arguments.tf32, arguments.cudnn_search)

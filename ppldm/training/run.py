@@ -1,13 +1,9 @@
 """A training run, made ready: everything both loops share, from flags to the first batch and to the exported folder."""
 
-import faulthandler
 import os
 import signal
-import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
@@ -18,41 +14,25 @@ import numpy as np
 import paddle
 
 from .. import __version__
+from ..config.recipe import RECIPE_FILE, recipe_text
 from ..config.training import TrainingOptions
-from ..config.write import RECIPE_FILE, recipe_text
 from ..data.dataset import TextImageDataset
-from ..data.loader import build_loader
-from ..data.order.groups import Groups
-from ..data.order.rows import Mix
-from ..data.order.step_sampler import StepSampler
+from ..data.loader import BatchLoader
+from ..data.order import Mix, StepSampler
 from ..diffusion.drawing import kept_of
 from ..utils.errors import DiskFullError, Interrupted, Preempted, TrainingError
 from ..utils.files import link_or_copy, write_json, write_text
-from ..utils.hidden import hide
 from ..utils.log import get_logger
-from ..utils.processes.failure import end_process
-from ..utils.processes.rank_watch import barrier, remove_signs, waiting
-from ..utils.processes.world import World
-from ..utils.text import name_ranks
+from ..utils.processes.ranks import World, barrier, remove_signs, waiting
+from ..utils.text import hide, name_ranks
 from ..utils.variables import all_variables
 from ..weights.folders import checkpoint_name
 from ..weights.model_file import ModelDescription
-from .checkpoint.checkpoint import (
-    TrainerState,
-    TrainingState,
-    contents_of,
-    machine_record,
-    named_checkpoint,
-    read_manifest,
-    save_checkpoint,
-)
-from .checkpoint.resume import DATA_FILE
-from .monitor.interval_metrics import IntervalMetrics
-from .monitor.metrics import METRICS_FILE, last_step
-from .optimizer.precision import restore_float32
-from .optimizer.sharding import whole_state
-from .run_folder import RUN_FILE, open_store
-from .start import find_job, note_stopped
+from .adamw import is_sharded, restore_float32
+from .checkpoint import DATA_FILE, TrainerState, TrainingState, contents_of, machine_record, save_checkpoint
+from .metrics import METRICS_FILE, last_step
+from .report import IntervalMetrics
+from .run_folder import RUN_FILE, find_job, named_checkpoint, note_stopped, read_manifest
 
 if TYPE_CHECKING:
     from .averages.snapshots import SnapshotWriter
@@ -66,7 +46,7 @@ class TrainingRun:
     world: World
     state: TrainingState
     dataset: TextImageDataset
-    mix: Mix | Groups
+    mix: Mix
     max_steps: int
     global_batch_size: int
     identity: dict  # what decides which samples step s sees; a checkpoint of another identity is refused
@@ -100,7 +80,11 @@ class TrainingRun:
             write_json(self.output_dir / RUN_FILE, self.config)
             write_text(self.output_dir / RECIPE_FILE, self.recipe)
         self.saves = BackgroundSaves()
-        self._store = open_store(self.arguments) if self.arguments.output_store and self.world.is_main else None
+        self._store = None
+        if self.arguments.output_store and self.world.is_main:
+            from .output_store import OutputStore
+
+            self._store = OutputStore(self.output_dir, self.arguments.output_store)
         # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
         # the one that the run goes on from will be rotated away.
         self.resumed_from: str | None = None
@@ -115,43 +99,27 @@ class TrainingRun:
 
     def batches(self):
         """This rank's micro-batches from `start_step` to the end, in order."""
-        sampler = StepSampler(
-            self.mix,
-            self.global_batch_size,
-            self.arguments.per_device_train_batch_size,
-            self.world,
-            self.start_step,
-            self.max_steps,
-        )
+        whole, own = self.global_batch_size, self.arguments.per_device_train_batch_size
+        sampler = StepSampler(self.mix, whole, own, self.world, self.start_step, self.max_steps)
         barrier(self.world)
-        loader = build_loader(self.dataset, sampler, self.arguments.dataloader_num_workers)
-        return BatchesWithTimeout(loader, self.arguments.data_timeout, self.world.rank)
+        return BatchLoader(self.dataset, sampler, self.arguments.dataloader_num_workers)
 
     def check_ranks(self, step: int) -> None:
         """Compare the ranks' parameters after the first update of this start, and after every `check_ranks_every`.
-
-        Raises TrainingError on every rank where they differ.
-        """
+        Raises TrainingError on every rank where they differ."""
         every = self.arguments.check_ranks_every
         if every > 0 and (step == self.start_step + 1 or step % every == 0):
             check_ranks(dict(self.state.model.named_parameters()), step, self.world)
 
-    def saves_after(self, step: int) -> bool:
-        """Whether a checkpoint is due after update `step`: by `save_steps`, by `backup_every`, or as it is the last."""
-        periods = (self.arguments.save_steps, self.arguments.backup_every)
-        return step == self.max_steps or any(period > 0 and step % period == 0 for period in periods)
-
     def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
-        """Save a checkpoint on the main process, while the others wait. All ranks call it together.
-
-        With --use_async_save training goes on as soon as there is a copy in host memory; but not before the checkpoint
-        with which a run ends is written.
-        Where the disk is full, training goes on with a warning and its older checkpoints; but the checkpoint with which
-        a run ends must be written, else DiskFullError is raised.
-        """
+        """Save a checkpoint on the main process, while the others wait. All ranks call it together. With
+        --use_async_save training goes on as soon as there is a copy in host memory. Where the disk is full, it goes on
+        with a warning and its older checkpoints. But the checkpoint with which a run ends must be written before it
+        goes on, else DiskFullError is raised."""
         unlogged = self.interval.state()
         with self.interval.paused():
-            optimizer_state = whole_state(self.state.optimizer)
+            optimizer = self.state.optimizer
+            optimizer_state = optimizer.whole_state() if is_sharded(optimizer) else optimizer.state_dict()
             if self.world.is_main:
                 self.saves.wait()
                 self._save(trainer_state, optimizer_state, unlogged, stopping)
@@ -159,7 +127,7 @@ class TrainingRun:
 
     def keep_snapshots(self, step: int) -> None:
         """Write snapshots of averages where they are due after update `step`. All ranks call it together."""
-        if self.snapshots and self.snapshots.are_due(step, self.max_steps):
+        if self.snapshots.are_due(step, self.max_steps):
             with self.interval.paused():
                 if self.world.is_main:
                     self.snapshots.write(step)
@@ -218,11 +186,9 @@ class TrainingRun:
         return kind(f"stopped after update {step} of {self.max_steps}; the same command again{again} goes on there")
 
     def finish(self) -> None:
-        """Export the trained model on the main process and say where everything is. All ranks call it together.
-
-        The last checkpoint's weights and state come to lie in the output folder too, where PaddleNLP leaves them.
-        """
-        restore_float32(self.state)
+        """Export the trained model on the main process and say where everything is. All ranks call it together. The
+        last checkpoint's weights and state come to lie in the output folder too, where PaddleNLP leaves them."""
+        restore_float32(self.state.model, self.state.optimizer)
         remove_signs(self.world)
         if not self.world.is_main:
             return
@@ -251,21 +217,15 @@ _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by bytes of an el
 
 @paddle.no_grad()
 def checksums(parameters: dict) -> paddle.Tensor:
-    """One number for each of the named parameters, [P] int64: its bits as integers, added up modulo 2^64.
-
-    A sum of integers has no rounding and no order, so that equal bits give equal numbers on every device.
-    """
+    """One number for each of the named parameters, [P] int64: its bits as integers, added up modulo 2^64. A sum of
+    integers has no rounding and no order, so that equal bits give equal numbers on every device."""
     sums = [p.detach().view(_INTEGERS[p.element_size()]).sum(dtype="int64") for p in parameters.values()]
     return paddle.stack(sums)
 
 
 def check_ranks(parameters: dict, step: int, world: World) -> None:
     """Raises TrainingError on every rank where a parameter differs between ranks: which, on which, after which update.
-
-    They never should: after each update every rank has applied the same averaged gradient to the same values.
-    """
-    if world.size == 1:
-        return
+    They never should: after each update every rank has applied the same averaged gradient to the same values."""
     gathered: list = []
     with waiting(world):
         paddle.distributed.all_gather(gathered, checksums(parameters))
@@ -280,10 +240,8 @@ def check_ranks(parameters: dict, step: int, world: World) -> None:
 
 
 def first_difference(names: list[str], sums: np.ndarray) -> tuple[str, list[int]] | None:
-    """The first parameter that differs, and the ranks that do not hold what most hold; None where all are equal.
-
-    `sums` is [ranks, P]. Where there is no majority, the lowest rank counts as right.
-    """
+    """The first parameter that differs, and the ranks that do not hold what most hold; None where all are equal. `sums`
+    is [ranks, P]. Where there is no majority, the lowest rank counts as right."""
     columns = np.flatnonzero((sums != sums[0]).any(axis=0))
     if not len(columns):
         return None
@@ -292,55 +250,10 @@ def first_difference(names: list[str], sums: np.ndarray) -> tuple[str, list[int]
     return names[columns[0]], [rank for rank, value in enumerate(held) if value != usual]
 
 
-class BatchesWithTimeout:
-    """An iterable of batches; the process ends with an error where one takes longer than `seconds` (0: no limit).
-
-    A read that hangs cannot be interrupted from within, so a thread writes where every other one stands, names the
-    rank, and ends the process by exit status 1. Loader processes end with it.
-    """
-
-    def __init__(self, batches, seconds: float, rank: int):
-        self.batches, self.seconds, self.rank = batches, seconds, rank
-        self._waiting_since: float | None = None
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self):
-        ended = threading.Event()
-        if self.seconds > 0:
-            threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
-        try:
-            with closing(iter(self.batches)) as source:
-                while True:
-                    self._waiting_since = time.monotonic()
-                    batch = next(source, None)
-                    self._waiting_since = None
-                    if batch is None:
-                        return
-                    yield batch
-        finally:
-            self._waiting_since = None
-            ended.set()
-
-    def _watch(self, ended: threading.Event) -> None:
-        while not ended.wait(min(1.0, self.seconds / 4)):
-            since = self._waiting_since
-            if since is not None and time.monotonic() - since > self.seconds:
-                faulthandler.dump_traceback()
-                end_process(
-                    self.rank,
-                    f"rank {self.rank} has waited {self.seconds:g} s for a batch; see to its storage, "
-                    "or allow more with --data_timeout",
-                )
-
-
 def copy_to_host(value, into=None):
     """Nested dicts and lists with copies of all tensors in host memory, under their names; other values as they are.
-
     into: an earlier result, which nobody needs any more. Its tensors are written again where they fit: memory that was
-    used before takes a fifth of the time.
-    """
+    used before takes a fifth of the time."""
     if isinstance(value, dict):
         before = into if isinstance(into, dict) else {}
         return {key: copy_to_host(one, before.get(key)) for key, one in value.items()}

@@ -1,37 +1,172 @@
-"""The folder of a run: made, held against a second run, begun anew where that is meant, and its checkpoint chosen."""
+"""The folder of a run: made, held against a second run, begun anew where that is meant, and its checkpoint chosen.
 
-import dataclasses
+`--overwrite_output_dir` starts anew once for what the user asked for, never for a job that is put back. A scheduler
+gives a job that it stopped, or whose machine it lost, the same command again. So the folder keeps a record of its last
+start, start.json: the scheduler's job, the command, whether the folder was begun anew, and whether the run was stopped
+to be started again (exit status 75). `begins_anew` is the rule, a function of that record, the job and the command;
+without a scheduler a command that is given again means what it says.
+
+What a user asks of the run while it trains are files in RUN/control/ (docs/evaluation.md), made by `touch` or by
+`ppldm watch --control`: sample_now, save_now, stop, and prompts.txt, which stays. The main process looks when an update
+is settled and removes each order as it takes it, so that none is obeyed twice; the update's all-reduce tells it to the
+other ranks. None of it changes a later update: drawing leaves no trace, a checkpoint reads the state, and a run that
+stopped goes on with the same bits.
+"""
+
+import os
 import shutil
+import socket
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import IntFlag
 from pathlib import Path
-
-import paddle
+from typing import Any
 
 from ..config.training import TrainingOptions
-from ..utils.errors import ConfigError
-from ..utils.files import lock_folder, make_output_dir, remove_leftovers, write_json
+from ..utils.checksums import checksum_file, checksum_json
+from ..utils.errors import CheckpointError, ConfigError, OutputError
+from ..utils.files import (
+    lock_folder,
+    make_output_dir,
+    passing_over,
+    read_json,
+    read_json_object,
+    remove_dir,
+    remove_leftovers,
+    write_json,
+)
 from ..utils.log import get_logger
-from ..utils.processes.rank_watch import SIGNS_DIR, barrier, leave_signs, waiting
-from ..utils.processes.world import World
+from ..utils.processes.ranks import SIGNS_DIR, World, barrier, gather_objects, leave_signs, waiting
+from ..utils.text import hide
 from ..utils.variables import all_variables
-from ..weights.folders import list_checkpoints
-from ..weights.runs import RUN_FILE
-from .checkpoint.checkpoint import SNAPSHOTS, find_checkpoint, read_manifest, set_aside_after
-from .monitor.metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
-from .monitor.sinks import writes_files
-from .start import LAUNCH_LOGS, begins_anew, checksum_of, find_job, next_start, read_start, write_start
+from ..weights.folders import RUN_FILE, list_checkpoints, may_be_dir, step_of
+from .metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 
 _held_folders = []  # open lock files: a run holds its folder as long as the process lives
+MANIFEST = "manifest.json"
+SNAPSHOTS = "ema_snapshots"  # of averages, in the output folder
+_LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
+_NOTHING = ("false", "none", "no", "0")
+START_FILE = "start.json"
+CONTROL_DIR = "control"
+PROMPTS_FILE = "prompts.txt"
+STATUS_FILE = "status.json"  # what the page cannot know from elsewhere: updates in all, where the run is
+MOST_PROMPTS = 64
+MOST_BYTES = 64 << 10  # of the file of prompts
+LAUNCH_LOGS = "launch"  # in the output folder, of each rank that `ppldm train` starts itself: there before the run is
 
 
-def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Path | None:
-    """Create the output folder, hold it, mark it by a run.json, and return the checkpoint to resume from, if any.
+@dataclass(frozen=True)
+class Job:
+    """A scheduler's job: a name that stays when it is put back, and whether the scheduler says that it was."""
 
-    The main process decides for all ranks. `resume_from_checkpoint` says which (`find_checkpoint`): by default the
-    newest sound one. `overwrite_output_dir` starts anew, once (`start.begins_anew`). A folder that holds something else
-    is refused. Raises ConfigError, CheckpointError or OutputError.
-    """
+    name: str
+    was_put_back: bool = False
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is remembered of the last start in a folder. `job`: its name, None without a scheduler."""
+
+    job: str | None
+    command: str  # checksum of all settings
+    overwritten: bool = False  # by this job's first start, or by this command
+    clearing: bool = False  # the old run is being removed; to be finished
+    stopped: bool = False  # status 75, and not come to its end since
+    finished: bool = False  # come to its end, and its model exported
+
+
+# Scheduler -> variables that make up the job's name, the first of which is always there; variable and values of a job
+# that was put back. Of what a scheduler does not set, nothing is known.
+_SCHEDULERS = {
+    "job": (("PPLDM_JOB_ID",), None, ()),  # for schedulers that say nothing of themselves, Kubernetes for one
+    "Slurm job": (("SLURM_JOB_ID", "SLURM_CLUSTER_NAME"), "SLURM_RESTART_COUNT", None),
+    "PBS job": (("PBS_JOBID",), None, ()),
+    "LSF job": (("LSB_JOBID", "LSB_JOBINDEX"), "LSB_RESTART", ("Y", "y")),
+    "AWS Batch job": (("AWS_BATCH_JOB_ID",), None, ()),
+    "Grid Engine job": (("JOB_ID", "SGE_TASK_ID", "SGE_O_HOST"), "RESTARTED", None),
+}
+_NEEDED_TOO = {"Grid Engine job": "SGE_O_HOST"}  # JOB_ID by itself may be anybody's
+
+
+def find_job(environment: Mapping[str, str]) -> Job | None:
+    """The scheduler's job that this process belongs to, by its environment."""
+    for kind, (names, restarts, words) in _SCHEDULERS.items():
+        if not environment.get(names[0]) or not environment.get(_NEEDED_TOO.get(kind, names[0])):
+            continue
+        value = environment.get(restarts or "", "")
+        put_back = value in words if words is not None else value.isdecimal() and int(value) > 0
+        return Job(f"{kind} {'.'.join(environment[name] for name in names if environment.get(name))}", put_back)
+    return None
+
+
+def checksum_of(config: dict) -> str:
+    """The checksum of a run's settings, by which a command is known again."""
+    settings = {name: value for name, value in config.items() if name != "ppldm"}
+    return f"{checksum_json(settings):08x}"
+
+
+def begins_anew(last: Start | None, job: Job | None, command: str) -> tuple[bool, str]:
+    """Whether `--overwrite_output_dir` starts anew, and why not. Not where this job's first start did so already; where
+    the scheduler says that it has put the job back; where this very command was stopped to be started again, by
+    whatever job. What a kill interrupted is cleared to its end."""
+    if last and last.clearing:
+        return True, ""
+    if job and last and last.job == job.name and last.overwritten:
+        return False, f"{job.name} did so at its first start"
+    if job and job.was_put_back:
+        return False, f"{job.name} was put back into the queue"
+    if last and last.stopped and last.command == command:
+        return False, "this command was stopped here, with status 75, to be given again"
+    return True, ""
+
+
+def next_start(last: Start | None, job: Job | None, command: str, overwrites: bool, anew: bool) -> Start:
+    """The record of this start, with what it takes over from the last one in the folder."""
+    name = job.name if job else None
+    goes_on = last is not None and not anew and last.command == command
+    return Start(
+        job=name,
+        command=command,
+        overwritten=overwrites or (last is not None and name is not None and last.job == name and last.overwritten),
+        stopped=goes_on and last.stopped,
+    )
+
+
+def read_start(folder: Path) -> Start | None:
+    """The record of the last start in a folder; None where there is none, or it is damaged."""
+    found = read_json(folder / START_FILE)
+    known = Start.__dataclass_fields__
+    if not isinstance(found, dict) or "command" not in found or "job" not in found:
+        return None
+    return Start(**{name: value for name, value in found.items() if name in known})
+
+
+def has_finished(folder: Path) -> bool:
+    """Whether the run in a folder has come to its end."""
+    start = read_start(folder)
+    return start is not None and start.finished
+
+
+def write_start(folder: Path, start: Start) -> None:
+    """Record a start, durably."""
+    write_json(folder / START_FILE, asdict(start))
+
+
+def note_stopped(folder: Path, stopped: bool) -> None:
+    """Record that the run was stopped to be started again, or that it has come to its end."""
+    if last := read_start(folder):
+        write_start(folder, replace(last, stopped=stopped, finished=not stopped))
+
+
+def prepare_output(arguments: TrainingOptions, world: World, config: dict, store: Any) -> Path | None:
+    """Create the output folder, hold it, mark it by a run.json, and return the checkpoint to resume from, if any
+    (`find_checkpoint`). The main process decides for all ranks. `overwrite_output_dir` starts anew, once
+    (`begins_anew`). A folder that holds something else is refused. store: the OutputStore of the folder, if it has one.
+    Raises ConfigError, CheckpointError or OutputError."""
     folder = Path(arguments.output_dir)
-    store = open_store(arguments) if arguments.output_store else None
     chosen = [None]
     if world.is_main:
         make_output_dir(folder)
@@ -50,29 +185,20 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict) -> Pa
         step = read_manifest(chosen[0])["global_step"] if chosen[0] else 0
         if step:
             set_aside_after(folder, step)
-        if (folder / SNAPSHOTS).is_dir():
-            from .averages.snapshots import remove_later
-
-            remove_later(folder, step)
         if not (folder / RUN_FILE).exists():
             write_json(folder / RUN_FILE, config)
-        if writes_files(arguments.report_to):
+        if not {"visualdl", "tensorboard"}.isdisjoint(arguments.report_to):
             make_output_dir(arguments.log_folder)
     if world.size > 1:
         with waiting(world):
             barrier(world)
+            import paddle
+
             paddle.distributed.broadcast_object_list(chosen, src=0)
         if store and chosen[0] and not chosen[0].is_dir():
             store.bring(chosen[0].name)
     leave_signs(folder)
     return chosen[0]
-
-
-def open_store(arguments: TrainingOptions):
-    """The OutputStore of `--output_store`."""
-    from .output_store import OutputStore
-
-    return OutputStore(Path(arguments.output_dir), arguments.output_store)
 
 
 def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store) -> None:
@@ -87,7 +213,7 @@ def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store)
             )
     start = next_start(last, job, command, overwrites, anew)
     if anew:
-        write_start(folder, dataclasses.replace(start, clearing=True))
+        write_start(folder, replace(start, clearing=True))
         files = (METRICS_FILE, EVALUATION_FILE, EVALUATION_DIR)
         for old in (*list_checkpoints(folder), *(folder / name for name in files)):
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
@@ -105,3 +231,193 @@ def check_output(arguments: TrainingOptions, folder: Path) -> None:
             f"--output_dir {folder} holds files that are not a run of ppldm; "
             "choose another folder, or add --overwrite_output_dir to write among them"
         )
+
+
+def read_manifest(folder) -> dict:
+    """The manifest of a checkpoint. Raises CheckpointError."""
+    return read_json_object(Path(folder, MANIFEST), CheckpointError, "this is not a finished checkpoint")
+
+
+def verify(folder) -> str | None:
+    """None if manifest and files are there with their sizes and checksums, else what is wrong."""
+    try:
+        manifest = read_manifest(folder)
+        files = dict(manifest["files"])
+        # Those written before there was one have no checksum of the manifest itself.
+        if manifest.pop("crc32", None) not in (None, checksum_json(manifest)):
+            return f"{MANIFEST} has changed"
+    except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        reason = getattr(error.__cause__, "strerror", None)
+        return f"no readable {MANIFEST}{f' ({reason})' if reason else ''}"
+    for name, expected in files.items():
+        path = Path(folder, name)
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if checksum_file(path) != expected:
+                return f"{name} has changed or is cut short"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+    return None
+
+
+def newest_checkpoint(output_dir) -> Path | None:
+    """The newest checkpoint that verifies; says which it passed over, and why. None where there are no checkpoints.
+    Raises CheckpointError where there are some and none of them verifies: to begin again from nothing is not for a
+    restart at night to decide."""
+    folders = list_checkpoints(output_dir)
+    for folder in folders:
+        problem = verify(folder)
+        if problem is None:
+            return folder
+        get_logger().warning("passing over %s: %s", folder, problem)
+    if folders:
+        raise CheckpointError(
+            f"none of the {len(folders)} checkpoints in {output_dir} verifies; "
+            "restore one, or start anew with --overwrite_output_dir"
+        )
+    return None
+
+
+def named_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The folder that `--resume_from_checkpoint` names, by its path or by its name in `output_dir`; None for a word."""
+    if wanted is None or wanted.strip().lower() in (*_LATEST, *_NOTHING):
+        return None
+    return next((path for path in (Path(wanted), Path(output_dir, wanted)) if may_be_dir(path)), Path(wanted))
+
+
+def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means; None to start from nothing. Not given, `latest`, `last`,
+    `auto` or `true`: the newest sound one of `output_dir`, if any. The folder of one: that one, or what this very
+    command has reached from it before it was stopped. `false`, `none` or `no`: nothing, refused where there is
+    something. Raises CheckpointError, ConfigError."""
+    named = named_checkpoint(output_dir, wanted)
+    if named:
+        problem = verify(named) if may_be_dir(named) else "no such folder"
+        if problem:
+            raise CheckpointError(f"cannot resume from {wanted}: {problem}; choose another --resume_from_checkpoint")
+        origin = hide(str(named.resolve()))
+        sound = (folder for folder in list_checkpoints(output_dir) if verify(folder) is None)
+        return next((one for one in sound if read_manifest(one).get("resumed_from") == origin), named)
+    found = list_checkpoints(output_dir)
+    if found and wanted and wanted.strip().lower() in _NOTHING:
+        raise ConfigError(
+            f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}; "
+            "add --overwrite_output_dir to start anew, or choose another folder"
+        )
+    return newest_checkpoint(output_dir)
+
+
+def set_aside_after(output_dir, step: int) -> None:
+    """Rename the checkpoints after update `step` to `abandoned-checkpoint-<n>`: a run that goes on from `step` must not
+    find them when it is started again."""
+    for folder in list_checkpoints(output_dir):
+        if step_of(folder) > step:
+            target = folder.with_name(f"abandoned-{folder.name}")
+            if target.exists():
+                remove_dir(target)
+            try:
+                folder.rename(target)
+            except OSError as error:
+                raise OutputError(
+                    f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
+                ) from error
+            get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
+
+
+class Order(IntFlag):
+    """What is asked for, once. The name in small letters is that of the file."""
+
+    SAMPLE_NOW = 1
+    SAVE_NOW = 2
+    STOP = 4
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return self.name.lower()
+
+
+NOTHING = Order(0)
+
+
+def describe_orders(orders: Order) -> str:
+    """The names of the files of some orders."""
+    return ", ".join(order.file for order in Order if order in orders)
+
+
+class Control:
+    """The folder of one run, seen by one of its ranks. Only the main one touches it."""
+
+    def __init__(self, output_dir: Path, world: World):
+        self.folder, self.is_main = Path(output_dir, CONTROL_DIR), world.is_main
+        self._refused: set[str] = set()
+
+    def open(self, **status) -> None:
+        """Make the folder and its status.json. Orders that an earlier start has not taken are void."""
+        if not self.is_main:
+            return
+        with passing_over(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            if void := self.take():
+                get_logger().info(
+                    "%s: what was asked of an earlier start is void: %s", self.folder, describe_orders(void)
+                )
+            here = {"host": socket.gethostname(), "process": os.getpid(), "started": round(time.time(), 3)}
+            write_json(self.folder / STATUS_FILE, {**here, **status})
+            if (self.folder / PROMPTS_FILE).exists():
+                get_logger().info("%s takes the place of --validation_prompts", self.folder / PROMPTS_FILE)
+
+    def take(self) -> Order:
+        """What is asked for now; its files are gone. None of it on any rank but the main one. Never raises."""
+        asked = NOTHING
+        try:
+            names = set(os.listdir(self.folder)) if self.is_main else ()
+        except OSError:  # somebody has removed the folder
+            return asked
+        for order in Order:
+            if order.file in names and order.file not in self._refused and self._remove(order.file):
+                asked |= order
+        return asked
+
+    def _remove(self, name: str) -> bool:
+        try:
+            os.unlink(self.folder / name)
+            return True
+        except OSError as error:
+            # An order that stays would be obeyed after every update.
+            self._refused.add(name)
+            get_logger().warning(
+                "%s cannot be removed (%s), so it is not obeyed; make it as the user of the run, a plain file",
+                self.folder / name,
+                error.strerror,
+            )
+            return False
+
+
+def current_prompts(output_dir: Path, world: World) -> list[str]:
+    """The prompts of control/prompts.txt, the same on all ranks; none where there is no such file, or no sound one.
+    A collective call."""
+    return gather_objects(_read_prompts(Path(output_dir, CONTROL_DIR, PROMPTS_FILE)) if world.is_main else [], world)[0]
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise ConfigError(f"{path} is not a plain file")
+        if state.st_size > MOST_BYTES:
+            raise ConfigError(f"{path} has {state.st_size:,} bytes; {MOST_BYTES:,} are read at most")
+        from ..inference.prompts import read_requests
+
+        prompts = [request.prompt for request in read_requests(path)]
+        if len(prompts) > MOST_PROMPTS:
+            raise ConfigError(f"{path} has {len(prompts)} prompts; {MOST_PROMPTS} are drawn at most")
+        return prompts
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        get_logger().warning("%s cannot be read (%s); --validation_prompts are drawn", path, error.strerror or error)
+    except ConfigError as error:
+        get_logger().warning("%s; --validation_prompts are drawn", error)
+    return []

@@ -15,32 +15,27 @@ import signal
 from collections.abc import Callable
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-# What ClipGradByGlobalNorm sums too; paddle.linalg.norm takes 12 times as long.
-from paddle.nn.clip import _squared_l2_norm
-
 from ..config.recipe import Recipe
 from ..networks.model import Loss
 from ..utils.errors import TrainingError
 from ..utils.log import get_logger
-from ..utils.processes.rank_watch import gather_objects, remove_signs, waiting
+from ..utils.processes.ranks import World, gather_objects, remove_signs, waiting
 from ..utils.processes.signals import handle
-from ..utils.processes.world import World
 from ..utils.rng import Stream, make_rng
-from .checkpoint.checkpoint import TrainerState, TrainingState, load_optimizer, machine_record
+from .adamw import autocast, gradient_shares, master_weights, norm_of, squared_norms
+from .checkpoint import TrainerState, TrainingState, load_optimizer, machine_record
 from .doctor.machine import look_quickly
-from .monitor.control import NOTHING, Control, Order, describe
-from .monitor.interval_metrics import Update
-from .monitor.report import Reporter, TimedBatches
-from .optimizer.precision import autocast
-from .optimizer.sharding import gradient_shares, master_weights
 from .prepare import prepare
+from .report import Reporter, TimedBatches, Update
 from .run import TrainingRun
+from .run_folder import NOTHING, Control, Order, describe_orders
 
 
 def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
@@ -51,10 +46,8 @@ def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
 
 
 def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:
-    """Train `run` to its end by `loop`, which returns the last step it did; export the model.
-
-    Raises Interrupted, after a checkpoint, when a signal asks.
-    """
+    """Train `run` to its end by `loop`, which returns the last step it did; export the model. Raises Interrupted, after
+    a checkpoint, when a signal asks."""
     if run.checkpoint:
         load_optimizer(run.checkpoint, run.state)  # a run that is done needs it too: the export takes float32 masters
     if run.start_step >= run.max_steps:
@@ -81,31 +74,29 @@ def run_loop(run: TrainingRun) -> None:
 def _loop(updates: "Updates") -> int:
     run, request = updates.run, updates.request
     trainer_state = TrainerState(global_step=run.start_step, max_steps=run.max_steps)
-    with closing(iter(TimedBatches(run.batches(), run.interval))) as batches:
+    with closing(iter(updates.batches())) as batches:
         for step in range(run.start_step + 1, run.max_steps + 1):
             run.state.model.train()
             micro_batches = [next(batches) for _ in range(run.arguments.gradient_accumulation_steps)]
-            update = train_step(updates.guard, micro_batches, stop=bool(request))
+            update = train_step(updates.guard, micro_batches, stop=request.number != 0)
             trainer_state.global_step = step
-            after = updates.finish(step, update, micro_batches)
-            if after.save:
+            save, stop = updates.finish(step, update, micro_batches)
+            if save:
                 run.save(trainer_state, update.stop)
-            if after.stop:
+            if stop:
                 break
     return trainer_state.global_step
 
 
 def train_step(guard: "UpdateGuard", micro_batches: list[dict], stop: bool = False) -> Update:
-    """Run one optimizer update of the hand-written loop.
-
-    `micro_batches` are this rank's, each a dict of the model's inputs and `row_ids`; `stop` is this rank's wish.
-    Raises TrainingError as `UpdateGuard.settle` does.
-    """
+    """Run one optimizer update of the hand-written loop. `micro_batches` are this rank's, each a dict of the model's
+    inputs and `row_ids`; `stop` is this rank's wish. Raises TrainingError as `UpdateGuard.settle` does."""
     state, world = guard.state, guard.world
     losses, shares = [], gradient_shares(state.optimizer)
     for number, batch in enumerate(micro_batches, 1):
         guard.seed_dropout(number - 1)
-        loss = forward(state.model, batch, guard.make_autocast)
+        with guard.make_autocast():
+            loss = state.model.loss(batch)
         losses.append(loss._replace(value=loss.value.detach()))
         scaled = loss.value / len(micro_batches)
         with shares.reducing() if shares and number == len(micro_batches) else nullcontext():
@@ -119,7 +110,7 @@ def train_step(guard: "UpdateGuard", micro_batches: list[dict], stop: bool = Fal
         state.scaler.update()
     else:
         state.optimizer.step()
-    state.optimizer.clear_grad()
+    state.optimizer.clear_grad(set_to_zero=False)
     state.scheduler.step()
     if update.applied:
         update_averages(state)
@@ -127,12 +118,10 @@ def train_step(guard: "UpdateGuard", micro_batches: list[dict], stop: bool = Fal
 
 
 class UpdateGuard:
-    """Settles each update between backward and optimizer, for either loop; knows how many were skipped in a row.
-
-    `max_skipped` in a row raise TrainingError. An overflow of float16's scaled gradient is the loss scaler's ordinary
-    business and does not count, as long as it can still lower the scale. `seed` is the run's, `step` the number of
-    updates before its first. `take_orders` gives what the user asks for at the end of an update, on the main rank.
-    """
+    """Settles each update between backward and optimizer, for either loop. `max_skipped` skipped in a row raise
+    TrainingError. An overflow of float16's scaled gradient is the loss scaler's ordinary business and does not count,
+    as long as it can still lower the scale. `step`: updates before its first. `take_orders` gives what the user asks
+    for at the end of an update, on the main rank."""
 
     def __init__(
         self,
@@ -159,20 +148,21 @@ class UpdateGuard:
         paddle.seed(int(make_rng(self.seed, Stream.DROPOUT, epoch=self.step, row=place).integers(1 << 62)))
 
     def settle(self, losses: list[Loss], micro_batches: list[dict], stop: bool) -> Update:
-        """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet.
-
-        `losses` are this rank's, one of each micro-batch; `stop` is this rank's wish. The gradients of an update
-        to skip are cleared, so that the optimizer's step is none. The main rank logs the offending micro-batches'
-        rows. Raises TrainingError on all ranks alike.
-        """
+        """Agree on an update whose gradients, averaged over the ranks, are there and have changed nothing yet. `losses`
+        are this rank's, one of each micro-batch; `stop` is its wish. The gradients of an update to skip are cleared, so
+        that the optimizer's step is none, and the main rank logs its rows. Raises TrainingError on all ranks alike."""
         self.step += 1
         self.state.model.num_updates = self.step
-        scaler = self.state.scaler if self.state.scaler and self.state.scaler.is_enable() else None
+        optimizer, scaler = self.state.optimizer, self.state.scaler
+        scaler = scaler if scaler and scaler.is_enable() else None
         if scaler:
-            scaler.unscale_(self.state.optimizer)
+            scaler.unscale_(optimizer)
         loss = paddle.add_n([one.value for one in losses]).astype("float32") / len(losses)
-        shares = gradient_shares(self.state.optimizer)
-        norm = norm_of(shares.squares()) if shares else gradient_norm(self._parameters)
+        shares = gradient_shares(optimizer)
+        squares = shares.squared_norms() if shares else squared_norms(self._parameters, optimizer)
+        if clip := optimizer._grad_clip:
+            clip.squares = squares
+        norm = norm_of(squares[1])
         skipped_rows = sum(len(batch.get("skipped", ())) for batch in micro_batches)
         statistics = self.state.model.statistics(losses)
         update, statistics = agree(loss, norm, stop, skipped_rows, self.world, statistics, self.take_orders())
@@ -182,7 +172,7 @@ class UpdateGuard:
                 self.state.model.keep_statistics(statistics)
             self.num_skipped_in_a_row = 0
             return update
-        self.state.optimizer.clear_grad(set_to_zero=False)
+        optimizer.clear_grad(set_to_zero=False)
         if scaler and np.isfinite(update.loss) and scaler.state_dict()["scale"].item() > 1:
             get_logger().info("update skipped: the scaled gradient overflows; the loss scale is lowered")
             return update
@@ -209,36 +199,21 @@ class UpdateGuard:
     def _has_finite_gradient(self, batch: dict) -> bool:
         model = self.state.model
         model.eval()
-        forward(model, batch, self.make_autocast).value.backward()
+        with self.make_autocast():
+            loss = model.loss(batch)
+        loss.value.backward()
         model.train()
-        norm = float(gradient_norm(self._parameters))
+        norm = float(norm_of(squared_norms(self._parameters)[1]))
         self.state.optimizer.clear_grad(set_to_zero=False)
         return bool(np.isfinite(norm))
 
 
 def update_averages(state: TrainingState) -> None:
     """Take the new weights into the averages; of half-precision ones the optimizer's float32 masters."""
-    for average in state.averages:
-        average.update(master_weights(state.optimizer))
-
-
-def forward(model, batch: dict, make_autocast) -> Loss:
-    """The loss of one micro-batch."""
-    with make_autocast():
-        return model.loss(batch)
-
-
-@paddle.no_grad()
-def gradient_norm(parameters: list):
-    """Global L2 norm of the gradients that are there, a float32 tensor; not finite as soon as one element is not."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    return norm_of([_squared_l2_norm(g.astype("float32")) for g in gradients])
-
-
-@paddle.no_grad()
-def norm_of(squares: list):
-    """The norm of gradients of which these are the squared ones."""
-    return paddle.add_n(squares).reshape([]).sqrt()
+    masters = master_weights(state.optimizer)
+    for average in (state.ema, *state.posthoc.values()):
+        if average:
+            average.update(masters)
 
 
 def agree(
@@ -260,17 +235,10 @@ def agree(
     return update, None if statistics is None else values[5:]
 
 
-class Next(NamedTuple):
-    """What a loop does after an update, the same on all ranks."""
-
-    save: bool
-    stop: bool
-
-
 class Updates:
     """Both loops' view of their updates: the guard that settles each, and what follows it by the same rules."""
 
-    def __init__(self, run: TrainingRun, reporter: Reporter, request: "StopRequest"):
+    def __init__(self, run: TrainingRun, reporter: Reporter, request: SimpleNamespace):
         self.run, self.reporter, self.request = run, reporter, request
         self.guard = UpdateGuard(
             *(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments)),
@@ -280,43 +248,42 @@ class Updates:
         )
         self._save_is_due = False
 
-    def finish(self, step: int, update: Update, micro_batches: list[dict]) -> Next:
-        """Compare the ranks, report, and decide, once update `step` is done. All ranks call it together.
+    def batches(self) -> TimedBatches:
+        """This rank's micro-batches from here to the end, in order."""
+        run = self.run
+        return TimedBatches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
 
-        A checkpoint that is due waits for an update that was not skipped, so that no run goes on from weights of which
-        the loss is not finite; the last update, and one that is to be the last, is saved in any case.
-        """
+    def finish(self, step: int, update: Update, micro_batches: list[dict]) -> tuple[bool, bool]:
+        """Compare the ranks, report, and decide whether to (save, stop), once update `step` is done. All ranks call it
+        together. A checkpoint that is due waits for an update that was not skipped, so that no run goes on from weights
+        of which the loss is not finite; the last update, and one that is to be the last, is saved in any case."""
+        run = self.run
         if Order.STOP in update.orders:
             self.request.number = self.request.number or signal.SIGINT
-        if update.orders and self.run.world.is_main:
-            get_logger().info("after update %d, as the user asks: %s", step, describe(update.orders))
-        self.run.check_ranks(step)
-        self.run.keep_snapshots(step)
+        if update.orders and run.world.is_main:
+            get_logger().info("after update %d, as the user asks: %s", step, describe_orders(update.orders))
+        if run.world.size > 1:
+            run.check_ranks(step)
+        if run.snapshots:
+            run.keep_snapshots(step)
         self.reporter.after_update(step, update, micro_batches)
-        self._save_is_due |= self.run.saves_after(step) or Order.SAVE_NOW in update.orders
-        is_last = update.stop or step == self.run.max_steps
+        periods = (run.arguments.save_steps, run.arguments.backup_every)
+        self._save_is_due |= any(period > 0 and step % period == 0 for period in periods)
+        self._save_is_due |= Order.SAVE_NOW in update.orders
+        is_last = update.stop or step == run.max_steps
         save = is_last or (self._save_is_due and not self.guard.num_skipped_in_a_row)
         self._save_is_due &= not save
-        return Next(save, is_last)
-
-
-class StopRequest:
-    """Set by SIGINT, SIGTERM or SIGUSR1; `number` is the signal's, 0 while there is none."""
-
-    def __init__(self):
-        self.number = 0
-
-    def __bool__(self):
-        return self.number != 0
+        return save, is_last
 
 
 @contextmanager
 def stop_on_signals():
-    """Yield a StopRequest that the signals set while the block runs. A second Ctrl-C interrupts at once."""
-    request = StopRequest()
+    """Yield what has the `number` of SIGINT, SIGTERM or SIGUSR1 once one has come while the block runs, 0 before. A
+    second Ctrl-C interrupts at once."""
+    request = SimpleNamespace(number=0)
 
     def ask(number, _frame):
-        if request and number == signal.SIGINT:
+        if request.number and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.number = number
 

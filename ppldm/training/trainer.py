@@ -9,13 +9,11 @@ from contextlib import nullcontext
 
 from paddlenlp.trainer import PdArgumentParser, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ..config.flags import parse_known
+from ..config.option import parse_known
 from ..networks.model import Loss
 from ..utils.machine.cpu import quiet_paddle
-from ..utils.processes.rank_watch import waiting
-from .monitor.report import TimedBatches
-from .optimizer.precision import autocast, half_type, precision_name
-from .optimizer.sharding import gradient_shares
+from ..utils.processes.ranks import waiting
+from .adamw import autocast, gradient_shares, half_type, precision_name
 from .run import TrainingRun
 from .train import Updates, train, update_averages
 
@@ -40,7 +38,7 @@ class LatentDiffusionTrainer(Trainer):
 
     def get_train_dataloader(self):
         """This rank's micro-batches. Its length is the whole run's, so that the Trainer sees a single epoch."""
-        return _WholeRun(TimedBatches(self.run.batches(), self.run.interval), self.run)
+        return _WholeRun(self.updates.batches(), self.run)
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """The model is the loss; its gradient is of the first of it."""
@@ -51,15 +49,13 @@ class LatentDiffusionTrainer(Trainer):
         """One micro-batch forward and back. Rows and skip counts stay here; the model gets its inputs."""
         self.guard.seed_dropout(len(self.micro_batches))
         self.micro_batches.append(inputs)
-        shares, is_last = gradient_shares(self.run.state.optimizer), self._has_all_micro_batches()
+        is_last = len(self.micro_batches) == self.args.gradient_accumulation_steps
+        shares = gradient_shares(self.run.state.optimizer)
         reducing = shares.reducing() if shares and is_last else nullcontext()
         with waiting(self.run.world), reducing:  # data parallelism sends gradients while it goes back
             loss = super().training_step(model, self.run.state.model.inputs_of(inputs))
         self.losses[-1] = self.losses[-1]._replace(value=loss * self.args.gradient_accumulation_steps)
         return loss
-
-    def _has_all_micro_batches(self) -> bool:
-        return len(self.micro_batches) == self.args.gradient_accumulation_steps
 
     def _wrap_model(self, model, training=True):
         """As it is where ranks share gradients: Paddle's data parallelism would give all of them to each."""
@@ -117,6 +113,8 @@ def _trainer_arguments(run: TrainingRun) -> TrainingArguments:
         "ignore_data_skip": True,
         # `prepare` has seen to it; the Trainer would compile what draws and validates too.
         "to_static": False,
+        # As the hand-written loop: zeros would be added to, and would decay a weight that has no gradient.
+        "release_grads": True,
         # The optimizer has its share already: the Trainer would wrap it, and save it, in a way of its own.
         "sharding": "",
         # `run.save` does so.
@@ -144,7 +142,7 @@ class _UpdateCallback(TrainerCallback):
     def on_optimizer_begin(self, args, state, control, scaler=None, **kwargs):
         """All gradients are there, no weight has changed yet."""
         trainer = self.trainer
-        self.update = trainer.guard.settle(trainer.losses, trainer.micro_batches, bool(trainer.updates.request))
+        self.update = trainer.guard.settle(trainer.losses, trainer.micro_batches, trainer.updates.request.number != 0)
         self.last_epoch = trainer.lr_scheduler.last_epoch
 
     def on_optimizer_end(self, args, state, control, **kwargs):
@@ -158,10 +156,10 @@ class _UpdateCallback(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """`global_step` counts this update."""
         trainer = self.trainer
-        after = trainer.updates.finish(state.global_step, self.update, trainer.micro_batches)
+        save, stop = trainer.updates.finish(state.global_step, self.update, trainer.micro_batches)
         trainer.micro_batches, trainer.losses = [], []
-        control.should_save = after.save
-        control.should_training_stop |= after.stop
+        control.should_save = save
+        control.should_training_stop |= stop
         trainer.stopping = self.update.stop
 
 

@@ -32,12 +32,7 @@ def checksum_file(path) -> dict[str, int]:
     return dict(zip(("bytes", "crc32"), measure_file(path), strict=True))
 
 
-def file_sha256(path) -> str:
-    """SHA-256 of a file in hexadecimal digits. Raises OSError."""
-    return hash_file(path, "sha256")
-
-
-def hash_file(path, name: str) -> str:
+def hash_file(path, name: str = "sha256") -> str:
     """One of hashlib's hashes of a file in hexadecimal digits. Raises OSError."""
     digest = hashlib.new(name)
     with open_regular(path) as file:

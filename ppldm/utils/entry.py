@@ -9,10 +9,8 @@ from contextlib import contextmanager
 from .errors import exit_on_error
 from .machine.cpu import load_paddle
 from .machine.environment import require_working_environment
-from .processes.failure import note_failure
-from .processes.interrupts import answer_interrupts, before_stop, interrupt, stop
-from .processes.signals import end_with_parent
-from .processes.world import World
+from .processes.ranks import World, begin
+from .processes.signals import answer_interrupts, before_stop, end_with_parent, interrupt, note_failure, stop
 from .variables import read
 
 
@@ -25,13 +23,11 @@ def entry(
 ):
     """Around a script's main: check the environment, prepare the CPU before paddle is imported, print errors well.
 
-    `check_early`: raises what is known to be wrong before anything heavy is imported. `threads`: of the CPU, where the
-    work depends on how many; by default what the user has set, or what the machine has. `meets`: ranks will `join`.
+    `check_early`: raises what is known to be wrong before anything heavy is imported. `threads`: of the CPU; by default
+    what the user has set, or what the machine has. `meets`: ranks will `join`.
 
-    One rank of several ends without the interpreter's and the libraries' last rites: there it may abort, or wait for
-    ever for ranks that are gone. So does a process of which a thread `is_computing` at the end: paddle aborts where the
-    interpreter goes away under it.
-    """
+    One rank of several, and a process of which a thread `is_computing` at the end, end without the interpreter's and
+    the libraries' last steps, in which they may abort or wait for ever for ranks that are gone."""
     answer_interrupts()
     is_rank = World.detect().size > 1
     if is_rank:
@@ -39,8 +35,6 @@ def entry(
         if read("PADDLE_LOCAL_RANK"):  # a launcher started it, and without it, it would train on and save
             end_with_parent(os.getppid())
         if meets:
-            from .processes.meeting import begin
-
             begin(World.detect())
         _stop_on_signals(stop)
     try:
@@ -75,8 +69,7 @@ def _show_and_leave(*error) -> None:
 
 
 def _stop_on_signals(on_interrupt: Callable) -> None:
-    """`on_interrupt`: the handler of Ctrl-C, where it is not ignored or somebody's own. Ranks that have met `handle`
-    signals in their own way."""
+    """`on_interrupt`: the handler of Ctrl-C, where it is not ignored or somebody's own."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, stop)
     now = signal.getsignal(signal.SIGINT)

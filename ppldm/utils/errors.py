@@ -1,8 +1,7 @@
 """The errors a user can cause, and the one place that prints them.
 
-Every error of ours is a `PpldmError` whose text is one line: what is wrong, where, and the remedy. It is raised close
-to the cause. `exit_on_error` wraps an entry point: the user sees that line and an exit status other than 0; with
-`PPLDM_DEBUG=1` the traceback too.
+Every error of ours is a `PpldmError` whose text is one line: what is wrong, where, and the remedy. `exit_on_error` is
+around an entry point: the user sees that line and an exit status other than 0; with `PPLDM_DEBUG=1` the traceback too.
 """
 
 import errno
@@ -12,10 +11,10 @@ import shutil
 import sys
 import traceback
 from collections.abc import Collection
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 
-from .text import escape, escaped_stdout, one_line
+from .text import EscapingStream, escape, one_line
 from .variables import is_on
 
 _SHARED_MEMORY = "/dev/shm"
@@ -65,8 +64,7 @@ class RowError(DataError):
 
 
 class StoreError(DataError):
-    """A file of a store (`utils.store`) that is not there, may not be read or cannot be reached. `missing`: the store
-    answered, and has no such file."""
+    """A file of a store (`utils.store`) that cannot be had. `missing`: the store answered, and has no such file."""
 
     def __init__(self, message: str, missing: bool = False):
         super().__init__(message)
@@ -138,12 +136,10 @@ def as_shown(text: str) -> str:
 
 @contextmanager
 def exit_on_error():
-    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C in the block into one line and an exit status.
-
-    What the block writes to stdout is escaped (`text`).
-    """
+    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C in the block into one line and an exit status. What
+    the block writes to stdout is escaped (`text`)."""
     try:
-        with escaped_stdout():
+        with redirect_stdout(EscapingStream(sys.stdout)):
             yield
     except (PpldmError, OSError, UnicodeEncodeError, MemoryError, KeyboardInterrupt) as error:
         line, status = _tell(error)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from .errors import FULL_DISK, ConfigError, DataError, OutputError, PpldmError
+from .errors import FULL_DISK, ConfigError, DataError, OutputError, PpldmError, StoreError
 from .log import get_logger
 from .text import NOT_UTF8
 from .variables import read
@@ -23,13 +23,14 @@ from .variables import read
 SMALL_BYTES = 64 << 20  # configs, vocabularies and indexes are far smaller
 _HUB_BLOBS = re.compile(r"/(models|datasets|spaces)--[^/]+/blobs$")  # what files of a snapshot are links to
 _OF_MODELS = ("model_index.json", "model.json", "ppldm.json")  # in the folder above those of a model's components
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_MOUNTS = {
-    "hdfs": "by HDFS's NFS gateway or fuse_dfs",
-    "s3": "by mount-s3 or s3fs",
-    "s3a": "by mount-s3 or s3fs",
-    "s3n": "by mount-s3 or s3fs",
-    "gs": "by gcsfuse",
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_MOUNTS = {"hdfs": "by HDFS's NFS gateway or fuse_dfs", "gs": "by gcsfuse"}
+_MOUNTS |= dict.fromkeys(("s3", "s3a", "s3n"), "by mount-s3 or s3fs")
+# Scheme -> (fsspec's name of it, package that it needs; some fit one fsspec alone, and datasets holds that back).
+_S3, _GS = ("s3", "s3fs==2024.9.*"), ("gs", "gcsfs==2024.9.*")
+STORE_SCHEMES = {
+    **{"s3": _S3, "s3a": _S3, "s3n": _S3, "bos": _S3, "gs": _GS, "gcs": _GS, "oss": ("oss", "ossfs")},
+    **{"hdfs": ("hdfs", "pyarrow"), "http": ("http", "aiohttp"), "https": ("http", "aiohttp")},
 }
 
 
@@ -48,18 +49,47 @@ def local_path(path) -> Path:
     )
 
 
+def is_address(text) -> bool:
+    """Whether a text is the address of a file or folder of a store."""
+    found = _ADDRESS.match(str(text))
+    return bool(found) and found[1].lower() in STORE_SCHEMES
+
+
+def check_address(url: str) -> str:
+    """`url`, its scheme in small letters. Raises ConfigError for one that holds a secret, or no file's name."""
+    found = _ADDRESS.match(url)
+    scheme, rest = found[1].lower(), found[2]
+    if "@" in rest.partition("/")[0] or (scheme in ("http", "https") and re.search("[?#]", rest)):
+        raise ConfigError(
+            f"{shown(url)}: an address with a password or a query would be written into logs and records; give the "
+            "store's own address, and the credentials as its library takes them (docs/data.md)"
+        )
+    if any(piece in (".", "..") for piece in rest.split("/")) or "//" in rest.strip("/"):
+        raise ConfigError(f"{shown(url)} is not a plain address; write it without //, . and .. in its path")
+    return f"{scheme}://{rest}"
+
+
+def shown(url: str) -> str:
+    """An address as it may be shown: without what stands before @ and behind ?."""
+    return re.sub(r"(://)[^/]*@", r"\1", str(url)).partition("?")[0]
+
+
+def refused_offline(url: str) -> StoreError:
+    return StoreError(
+        f"{shown(url)} is an address, and the network is not to be used; copy it here and name that path, or omit "
+        "--offline (PPLDM_OFFLINE)"
+    )
+
+
 def cache_dir() -> Path:
     """Where everything that can be made again is kept. It need not exist."""
     return Path(read("PPLDM_CACHE_DIR") or Path.home() / ".cache" / "ppldm")
 
 
 class RemotePath:
-    """A path of another file system, with the methods of `pathlib.Path` that are used of it, `count_free_bytes` and
-    `remove`; its `write_bytes` leaves a file finished or absent. `prepare.place.AddressPath` is one.
-
-    Those of the functions below that read or write JSON and text take it, and `make_output_dir`, `count_free_bytes`,
-    `remove_path`, `remove_dir` and `lock_folder`.
-    """
+    """A path of another file system, such as `prepare.place.AddressPath`: the methods of `pathlib.Path` that are used
+    of it, `count_free_bytes`, `remove`, and a `write_bytes` that leaves a file finished or absent. The functions below
+    take it that read or write JSON and text, and that make, lock and remove folders."""
 
 
 def as_path(path) -> Path | RemotePath:
@@ -137,10 +167,8 @@ def finish_file(temporary, path) -> None:
 
 @contextmanager
 def atomic_dir(path):
-    """Yield a temporary folder that becomes `path` (replacing an older one) when the block ends without an error.
-
-    Every file inside is fsynced before the rename.
-    """
+    """Yield a temporary folder that becomes `path` (replacing an older one), its files synced, when the block ends
+    without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
@@ -150,10 +178,7 @@ def atomic_dir(path):
             _fsync_tree(temporary)
         os.chmod(temporary, 0o777 & ~_umask())
         if path.exists():
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
-            os.replace(path, old / "replaced")
-            os.replace(temporary, path)
-            shutil.rmtree(old)
+            remove_dir(path, temporary)
         else:
             os.replace(temporary, path)
         fsync_dir(path.parent)
@@ -163,8 +188,7 @@ def atomic_dir(path):
 
 
 def remove_path(path, ignore_errors: bool = False) -> None:
-    """Remove a file or folder where it is there; a folder may be half removed meanwhile. `ignore_errors`: what cannot
-    be removed of a folder stays."""
+    """Remove a file or folder where it is there. `ignore_errors`: what cannot be removed of a folder stays."""
     if isinstance(path, RemotePath):
         path.remove()
     elif path.is_dir():
@@ -173,31 +197,27 @@ def remove_path(path, ignore_errors: bool = False) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_dir(path) -> None:
-    """Remove a folder so that at no time a part of it has its name."""
+def remove_dir(path, successor=None) -> None:
+    """Remove a folder so that at no time a part of it has its name, which the folder `successor` gets, if any."""
     if isinstance(path, RemotePath):
         path.remove()
         return
     path = Path(path)
     old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".old"))
     os.replace(path, old / "removed")
+    if successor:
+        os.replace(successor, path)
     shutil.rmtree(old)
 
 
 def remove_leftovers(folder) -> int:
-    """Remove what killed processes left half written, or half removed, in `folder`; returns the bytes freed.
-
-    Only for the process that holds the folder (`lock_folder`): another one's unfinished files have such names too.
-    """
+    """Remove what killed processes left half written, or half removed, in `folder`, which this process holds
+    (`lock_folder`): another one's unfinished files have such names too. Returns the bytes freed."""
     freed = 0
     for path in (*Path(folder).glob(".*.tmp"), *Path(folder).glob(".*.old")):
         with passing_over(path):
-            if path.is_dir():
-                num_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-                shutil.rmtree(path)
-            else:
-                num_bytes = path.stat().st_size
-                path.unlink()
+            num_bytes = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+            remove_path(path)
             freed += num_bytes
     return freed
 
@@ -218,25 +238,30 @@ def link_or_copy(source, target) -> None:
 
 @contextmanager
 def claimed_dir(path, plan=None, replace=False):
-    """As `atomic_dir`, for long work on a folder that must not be there, or be empty, yet.
-
-    The temporary folder has a fixed name beside it, so that what a killed run left is found and removed, and is locked,
-    so that no two runs make the same folder. With a `plan`, which goes through JSON unchanged, an interrupted block
-    leaves the temporary folder, and the next one of an equal plan finds its files there; what a DataError ended would
-    end so again, and is removed. With `replace`, an older folder stays until the new one is whole. Raises OutputError.
-    """
+    """As `atomic_dir`, for long work on a folder that must not be there, or be empty, yet. The temporary folder has a
+    fixed name beside it, so that what a killed run left is found and removed, and is locked. With a `plan`, which goes
+    through JSON unchanged, an interrupted block leaves the temporary folder, and the next one of an equal plan finds
+    its files there; what a DataError ended would end so again, and is removed. With `replace`, an older folder stays
+    until the new one is whole. Raises OutputError."""
     path = Path(path)
     make_output_dir(path.parent)
     temporary = path.with_name(f".{path.name}.unfinished")
-    lock = _make_and_lock(temporary)
+    lock = None
+    while lock is None:  # another process may rename it at any moment
+        try:
+            temporary.mkdir(exist_ok=True)
+            lock = lock_folder(temporary)
+        except (FileExistsError, OutputError) as error:
+            was_renamed = isinstance(error, FileExistsError) or isinstance(error.__cause__, FileNotFoundError)
+            if temporary.exists() or not was_renamed:
+                raise
     plan_path = temporary / ".plan.json"
     try:
         if not (temporary / ".lock").exists() or (not replace and path.is_dir() and any(path.iterdir())):
             raise OutputError(f"another process has just finished {path}; run the same command again")
         if plan is None or read_json(plan_path) != plan:
-            for left in temporary.iterdir():
-                if left.name != ".lock":
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+            for left in set(temporary.iterdir()) - {temporary / ".lock"}:
+                remove_path(left)
             if plan is not None:
                 write_json(plan_path, plan)
         yield temporary
@@ -256,26 +281,10 @@ def claimed_dir(path, plan=None, replace=False):
         lock.close()
 
 
-def _make_and_lock(temporary: Path):
-    """The lock of a folder that another process may rename at any moment."""
-    while True:
-        try:
-            temporary.mkdir(exist_ok=True)
-            return lock_folder(temporary)
-        except (FileExistsError, OutputError) as error:
-            was_renamed = isinstance(error, FileExistsError) or isinstance(error.__cause__, FileNotFoundError)
-            if temporary.exists() or not was_renamed:
-                raise
-
-
 def lock_folder(path, wait_seconds: float = 60.0):
-    """Hold the folder `path` for this process, as long as the returned file stays open and the process lives.
-
-    A POSIX lock: the process may take it again, and its children do not have it.
-
-    Where another process holds it, wait for its end, for instance of one that still saves after a signal. Raises
-    OutputError after `wait_seconds`. On a file system without locks, and at an address, nothing is held.
-    """
+    """Hold the folder `path` for this process (not for its children), as long as the returned file stays open; where
+    another holds it, wait for its end, as of one that still saves after a signal. Raises OutputError after
+    `wait_seconds`. On a file system without locks, and at an address, nothing is held."""
     if isinstance(path, RemotePath):
         return io.BytesIO()
     try:
@@ -316,7 +325,6 @@ def is_held(path) -> bool:
 
 
 def write_json(path, value) -> None:
-    """Write `value` as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -386,9 +394,7 @@ def read_small(path, error_class: type[PpldmError], remedy: str = "copy it again
 
 def is_table(value, kind: type) -> bool:
     """Whether a value of JSON is an object whose values are all of one kind; a truth value is no number."""
-    return isinstance(value, dict) and all(
-        isinstance(one, kind) and (kind is bool or not isinstance(one, bool)) for one in value.values()
-    )
+    return isinstance(value, dict) and all(type(one) is kind for one in value.values())
 
 
 def parse_json_object(text: str | bytes, source, error_class: type[PpldmError], remedy: str = "copy it again") -> dict:
@@ -433,8 +439,7 @@ def _umask() -> int:
 
 @contextmanager
 def in_working_folder(manifest: dict):
-    """Inside the block, relative paths of the settings are found as they were when the checkpoint with this manifest
-    was written."""
+    """Inside the block, relative paths are found as they were when the checkpoint with this manifest was written."""
     before = os.getcwd()
     folder = manifest.get("working_folder", before)
     if not os.path.isdir(folder):

@@ -4,18 +4,16 @@ A unit of work (a part file, a part of a download, a filtered folder) has a key:
 and a fingerprint of its input's content. Its record, written last, holds the key.
 
 - Same key: finished, and left alone.
-- Other content: what is made from files of this machine follows them, and that unit alone is made again.
+- Other content: what is made from files of this machine follows them, and only that unit is made again. A download
+  refuses it: what was fetched may be gone from where it was.
 - Other settings: refused in one line that names them, since another command may own the folder. `--redo` makes again
   what they decide, and nothing else.
-- What was fetched is never thrown away unasked, since it may be gone from where it was: a download refuses other
-  content as well.
-- A record without a key, of an older version, is of unknown content, and thus of another: made again. A download is
-  taken for one of today's content, once, with a line that says so.
+- A record without a key, of an older version, is of other content. A download is taken for one of today's, with a line
+  that says so.
 
-The fingerprint of content is a digest of the names, sizes and CRC-32s of all bytes, in their order. CRC-32 runs at
-several GB/s, so that the disk alone decides how long it takes; it tells accidents apart, not forgers. Beside it the
-state is kept: sizes, times of change and inodes. Where the state is the same, nothing is read; where only the state
-differs (a copied or touched file), the content is read again and decides.
+The fingerprint of content is a digest of the names, sizes and CRC-32s of all bytes, in their order: it tells accidents
+apart, not forgers. Beside it the state is kept: sizes, times of change and inodes. Where the state is the same, nothing
+is read; where only the state differs (a copied or touched file), the content is read again and decides.
 """
 
 import os
@@ -44,10 +42,8 @@ class Piece:
 
 
 def take_fingerprint(pieces: Iterable[Piece], earlier: Mapping | None = None) -> dict[str, str]:
-    """{"state", "content"} of pieces in their order; the content of `earlier` where the state is still the same.
-
-    A file that is not there, or cannot be read, is a fact like any other.
-    """
+    """{"state", "content"} of pieces in their order; the content of `earlier` where the state is still the same. A file
+    that is not there, or cannot be read, is a fact like any other."""
     pieces = list(pieces)
     state = take_state(pieces)
     if earlier and earlier.get("state") == state:
@@ -70,13 +66,6 @@ def list_pieces(path: Path) -> Iterator[Piece]:
         yield from (Piece(place, str(place.relative_to(path))) for place in places)
 
 
-def has_key(record: Mapping | None, key: Mapping) -> bool:
-    """Whether a record is of a unit that was made by the settings of `key` from the content of its input."""
-    earlier = (record or {}).get("key") or {}
-    settings, content = as_json(key["settings"]), key["input"]["content"]
-    return earlier.get("settings") == settings and (earlier.get("input") or {}).get("content") == content
-
-
 def make_key(settings: Mapping, pieces: Iterable[Piece], record_path: Path) -> dict:
     """The key of a unit; the record of an earlier run may spare reading its input."""
     earlier = ((read_json(record_path) or {}).get("key") or {}).get("input")
@@ -84,9 +73,13 @@ def make_key(settings: Mapping, pieces: Iterable[Piece], record_path: Path) -> d
 
 
 def find_finished(record_path: Path, key: Mapping, is_whole: Callable[[dict], bool]) -> dict | None:
-    """The record of a unit that this key made and whose result `is_whole`; None where it is to be made."""
-    record = read_json(record_path)
-    return record if has_key(record, key) and is_whole(record) else None
+    """The record of a unit that was made by the settings of `key` from the content of its input, and whose result
+    `is_whole`; None where it is to be made."""
+    record = read_json(record_path) or {}
+    earlier = record.get("key") or {}
+    settings, content = as_json(key["settings"]), key["input"]["content"]
+    has_key = earlier.get("settings") == settings and (earlier.get("input") or {}).get("content") == content
+    return record if has_key and is_whole(record) else None
 
 
 def finish(
@@ -106,11 +99,8 @@ def finish(
 
 @dataclass(frozen=True)
 class JobFolder:
-    """A folder of results with what is known of them in a hidden folder inside: `plan.json` and records.
-
-    `holds`: what lies in it ("conversion"). `results`: the name of the folder of results inside it, of which no file is
-    there before the first plan; "" where it is the folder itself.
-    """
+    """A folder of results, and inside it a hidden folder of what is known of them: `plan.json` and records. `holds`:
+    what lies in it ("conversion"). `results`: the folder inside it of which no file is there before the first plan."""
 
     path: Path
     hidden: str
@@ -119,7 +109,6 @@ class JobFolder:
 
     @property
     def notes(self) -> Path:
-        """The hidden folder."""
         return self.path / self.hidden
 
     @property
@@ -137,10 +126,8 @@ class JobFolder:
 
     def check(self, settings: Mapping, redo: bool = False, source: Mapping | None = None) -> list[str]:
         """What differs from the plan, as words: settings, and the content of the input `source` (a fingerprint) where
-        all results depend on it. Writes nothing.
-
-        Raises ConfigError for a difference unless `redo`, OutputError where files are there without a plan.
-        """
+        all results depend on it. Raises ConfigError for a difference unless `redo`, OutputError for files without a
+        plan."""
         plan = self.plan
         if plan is None:
             place = self.path / self.results
@@ -160,7 +147,6 @@ class JobFolder:
         return changes
 
     def is_new(self, settings: Mapping, source: Mapping | None = None) -> bool:
-        """Whether a claim would write the plan."""
         return self.plan != as_json(settings | ({"input": source} if source else {}))
 
     @contextmanager
@@ -171,8 +157,8 @@ class JobFolder:
         source: Mapping | None = None,
         clear: Callable[[], None] = lambda: None,
     ) -> Iterator[None]:
-        """Hold the folder for this process, its plan written. `clear` is called before where `check`, which see, finds
-        a difference."""
+        """Hold the folder for this process, its plan written. `clear` is called before where `check` finds a
+        difference."""
         self.check(settings, redo, source)
         make_output_dir(self.path / self.results)
         make_output_dir(self.notes)

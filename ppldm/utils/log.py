@@ -1,7 +1,5 @@
-"""One logger for the package, and the progress bar that goes with it.
-
-Whatever a message quotes is escaped, and its lines are cut where they are over-long (`text`).
-"""
+"""One logger for the package, whose messages are escaped and cut where they are over-long (`text`), and the progress
+bar that goes with it."""
 
 import logging
 import sys
@@ -68,10 +66,8 @@ def be_quiet() -> None:
 
 
 def progress(iterable=None, **kwargs) -> tqdm:
-    """A progress bar on stderr with rate and time left; a line every 30 s where stderr is not a terminal.
-
-    Use it in a `with`, so that an error comes on a line of its own.
-    """
+    """A progress bar on stderr with rate and time left, for use in a `with`; a line every 30 s where stderr is not a
+    terminal."""
     kwargs = {"disable": _quiet, **kwargs, "desc": one_line(kwargs.get("desc") or "", _MAX_NAME_LENGTH) or None}
     if sys.stderr.isatty():
         return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
@@ -106,10 +102,8 @@ def following(measure: Callable[[], tuple[float, float]], **kwargs) -> Iterator[
 
 
 def quiet_libraries() -> None:
-    """PaddleNLP's and ppdiffusers' loggers from WARNING on: their lines about each saved file drown ours.
-
-    Imports both; `PPLDM_DEBUG=1` leaves them as they are.
-    """
+    """PaddleNLP's and ppdiffusers' loggers, both imported, from WARNING on: their lines about each saved file drown
+    ours. `PPLDM_DEBUG=1` leaves them as they are."""
     from paddlenlp.utils.log import logger as paddlenlp_logger
     from ppdiffusers.utils import logging as ppdiffusers_logging
 

@@ -68,10 +68,8 @@ def make_rng(seed: int, stream: Stream, epoch: int = 0, row: int = 0) -> np.rand
 
 
 class Generators:
-    """`make_rng` of one seed for loops that draw little from many keys, in a fifth of its time.
-
-    The generator of a stream is the same object each time, and valid until its stream is asked for again. One thread.
-    """
+    """`make_rng` of one seed for loops that draw little from many keys, in a fifth of its time. A stream's generator is
+    one object, valid until the stream is asked for again. One thread."""
 
     def __init__(self, seed: int):
         self._seed, self._of_streams = seed, {}
@@ -97,23 +95,15 @@ def _first_state(seed: int, stream: Stream, epoch: int, row: int) -> dict:
 
 
 def pyramid(normals: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """`normals` [C, h, w] float32 and coarser ones of `generator`, of unit variance together.
-
-    The coarser ones have grids of half the sides, a quarter and so on, each enlarged by repetition and 0.75 times the
-    one before. Of the grids only those up to 16 a side count, and none below 1. As the published trainer of Stable
-    Cascade's stage B makes its noise.
-    """
+    """`normals` [C, h, w] float32 and coarser ones of `generator`, of unit variance together, as the published trainer
+    of Stable Cascade's stage B makes its noise: grids of half the sides, a quarter and so on, each enlarged by
+    repetition and 0.75 times the one before, of those only that are from 1 to 16 a side."""
     height, width = normals.shape[1:]
-    grids = _coarse_grids(height, width)
+    sides = [(0.75**level, height >> level, width >> level) for level in range(1, _PYRAMID_LEVELS)]
+    grids = [(weight, h, w) for weight, h, w in sides if h and w and min(h, w) <= _LARGEST_COARSE]
     noise = normals.copy()
     for weight, h, w in grids:
         coarse = generator.standard_normal((len(normals), h, w), dtype=np.float32)
         rows, columns = np.arange(height) * h // height, np.arange(width) * w // width
         noise += np.float32(weight) * coarse[:, rows[:, None], columns]
     return noise / np.float32(sum([weight**2 for weight, *_ in grids], 1.0) ** 0.5)
-
-
-def _coarse_grids(height: int, width: int) -> list[tuple[float, int, int]]:
-    """(weight, height, width) of each."""
-    sides = [(0.75**level, height >> level, width >> level) for level in range(1, _PYRAMID_LEVELS)]
-    return [(weight, h, w) for weight, h, w in sides if h and w and min(h, w) <= _LARGEST_COARSE]

@@ -1,9 +1,9 @@
 """A chain of commands, each a process of its own, that goes on where it was stopped.
 
-FOLDER/.done/NAME.json holds a stage's command and inputs, the seconds that it has taken, and whether it is finished.
-A finished stage is skipped; one that runs makes those after it run again. One that was begun with another command or
-other inputs starts anew: what it and those after it have made, FOLDER/NAME, lies in FOLDER/.before from then on, in
-the place of what lay there, and a line says so.
+FOLDER/.done/NAME.json holds a stage's command and inputs, its seconds so far, and whether it is finished. A finished
+stage is skipped; one that runs makes those after it run again. One that was begun with another command or other inputs
+starts anew: what it and those after it have made, FOLDER/NAME, lies in FOLDER/.before from then on, or in .before-2,
+.before-3 …: nothing that was kept is replaced.
 """
 
 import os
@@ -15,25 +15,26 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import count
 from pathlib import Path
 
 from .errors import Interrupted, PpldmError
+from .machine.devices import installed_kind
+from .machine.resources import count_usable_cores, has_avx512
 
 BEFORE = ".before"
-_GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the products do
-# Of a core of those usual ones (AMD EPYC) in products of small matrices, operations a second; measured as here.
-_USUAL_SPEED, _USUAL_CORES = 85e9, 2
-_SIDE, _MEASURED_S = 64, 0.2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the sums do
+_USUAL_SPEED, _USUAL_CORES = 4400, 2  # sums of _NUMBERS that such a core (Intel Xeon) makes in a second
+# Preset: seconds of an update at 48 pixels on two usual cores, with AVX-512 and without.
+_UPDATES = {"autoencoder-tiny-cpu": (0.125, 0.17), "ldm-tiny-cpu": (0.21, 0.27)}
+_NUMBERS, _MEASURED_S = 10_000, 0.2
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command, in which the word `python` is the interpreter that runs this. `seconds`: how long it takes on two
-    usual cores. `share_done`: how much of it, of 1, an earlier run has left to go on from, where that can be told.
-    `inputs`: digests of what the command reads beside what earlier stages have made. `updates`: of a
-    training, in all."""
+    """One command, in which the word `python` is the interpreter that runs this. `seconds`: on two usual cores.
+    `share_done`: how much of it, of 1, an earlier run has left to go on from. `inputs`: digests of what it reads beside
+    what earlier stages have made. `updates`: of a training, in all."""
 
     name: str
     title: str
@@ -45,7 +46,6 @@ class Stage:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What its result depends on."""
         return (*self.command, *self.inputs)
 
 
@@ -61,7 +61,6 @@ class Record:
 
 
 def as_flags(**values) -> list[str]:
-    """The words of a command line."""
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
@@ -74,8 +73,7 @@ def in_processes(train: tuple[str, ...], processes: int, log: Path) -> tuple[str
 
 
 def describe(stages: list[Stage], folder: Path) -> str:
-    """What `run_stages` would do, as lines for a shell: each command below its title and its time on two usual cores;
-    what is done is a comment."""
+    """What `run_stages` would do, for a shell: each command below its title and time; what is done is a comment."""
     records = {stage.name: _read(folder, stage) for stage in stages}
     begun = next((number for number, one in enumerate(stages) if not _is_done(one, records[one.name])), len(stages))
     lines = [line for one in stages[:begun] for line in (f"# {one.title}: done before", f"# {shlex.join(one.command)}")]
@@ -90,11 +88,8 @@ def describe(stages: list[Stage], folder: Path) -> str:
 
 
 def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] | None = None) -> None:
-    """Run what is not finished, in order, and tell on stderr what it is, how long it will take and what it took.
-
-    `run` runs a stage to its end (`run_stage` where none is given). Raises what `run` raises, OutputError where another
-    process holds the folder.
-    """
+    """Run what is not finished, in order, by `run` (`run_stage`), and tell on stderr what it is, how long it will take
+    and what it took. Raises what `run` raises, OutputError where another process holds the folder."""
     from .files import lock_folder, make_output_dir
 
     make_output_dir(folder / ".done")
@@ -110,13 +105,13 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
             later = stages[number - 1 :]
             if record and record.command != stage.identity:
                 other = "other pictures or settings" if stage.inputs else "another command"
+                kept = _set_aside(folder, later)
                 tell(
                     f"stage {number} ({stage.name}) was begun with {other}: it and what follows are made anew; "
-                    f"what they had made is kept in {folder / BEFORE}"
+                    f"what they had made is kept in {kept}"
                 )
                 records |= dict.fromkeys((one.name for one in later), None)
-                _set_aside(folder, later)
-            _begin(folder, later, records, stage)
+            _begin(folder, later, records)
             machine = slowness()
             times = describe_time(*expect(stages, records, number - 1, machine))
             tell(f"{place} {_label(stage, records[stage.name])} ({times})")
@@ -135,23 +130,21 @@ def _label(stage: Stage, record: Record | None) -> str:
     return f"{stage.title}: goes on from {share:.0%}" if share else stage.title
 
 
+def seconds_per_update(preset: str) -> float:
+    """Of a small model, on two usual cores of this kind."""
+    return _UPDATES[preset][0 if has_avx512() else 1]
+
+
 def slowness() -> float:
     """How many times as long as on two usual cores that do nothing else the CPU of this machine takes now, beside what
-    else it does, by products of small matrices; 1 with another device."""
-    import numpy as np
-
-    from .machine.devices import installed_kind
-    from .machine.resources import count_usable_cores
-
+    else it does, by sums of whole numbers; 1 with another device."""
     if not installed_kind().is_cpu:
         return 1.0
-    matrix, products = np.ones((_SIDE, _SIDE), np.float32), 0
-    matrix @ matrix  # which prepares
-    started = time.perf_counter()
+    started, sums = time.perf_counter(), 0
     while (passed := time.perf_counter() - started) < _MEASURED_S:
-        matrix @ matrix
-        products += 1
-    return _USUAL_SPEED / (2 * _SIDE**3 * products / passed) * _USUAL_CORES / min(_USUAL_CORES, count_usable_cores())
+        sum(range(_NUMBERS))
+        sums += 1
+    return _USUAL_SPEED * passed / sums * _USUAL_CORES / min(_USUAL_CORES, count_usable_cores())
 
 
 def expect(
@@ -174,8 +167,6 @@ def expect(
 
 
 def describe_time(seconds: float, seconds_to_the_end: float) -> str:
-    """The two in words."""
-
     def words(value: float) -> str:
         return f"about {value / 60:.0f} min" if value >= 90 else f"about {max(1, round(value / 10)) * 10} s"
 
@@ -183,19 +174,16 @@ def describe_time(seconds: float, seconds_to_the_end: float) -> str:
 
 
 def tell(text: str) -> None:
-    """A line on stderr."""
     sys.stderr.write(f"==> {text}\n")
     sys.stderr.flush()
 
 
 def run_stage(stage: Stage, stdout=None) -> None:
-    """Run a stage's command in a session of its own. stdout: a file for what it prints. Raises PpldmError where it
-    fails.
-
-    Ctrl-C, SIGTERM and SIGHUP end it first, by SIGTERM, which it may take a while to save its state for; a second one
-    does not wait for that. Then Interrupted is raised. A stage ends, too, where this process is killed.
-    """
-    from .processes.signals import end_with_parent, wait_for
+    """Run a stage's command in a session of its own, which ends with this process. stdout: a file for what it prints.
+    Ctrl-C, SIGTERM and SIGHUP end it by SIGTERM, so that it may save its state, a second one at once; then Interrupted
+    is raised. Raises PpldmError where it fails."""
+    from .processes.signals import handled
+    from .processes.supervise import start_child, wait_for
 
     asked: list[int] = []
     process = None
@@ -205,18 +193,13 @@ def run_stage(stage: Stage, stdout=None) -> None:
         if process:
             _kill(process, signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
 
-    handlers = {number: signal.signal(number, pass_on) for number in _SIGNALS}
-    try:
+    with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
         words = [sys.executable if word == "python" else word for word in stage.command]
-        dies = partial(end_with_parent, os.getpid())
-        process = subprocess.Popen(words, start_new_session=True, preexec_fn=dies, stdout=stdout)
+        process = start_child(words, stdout=stdout)
         if asked:
             _kill(process, signal.SIGTERM)
         status = wait_for(process)
         _kill(process, signal.SIGKILL)  # children that outlived it
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
     if asked:
         raise Interrupted("stopped; the same command again goes on from what is finished")
     if status:
@@ -229,8 +212,7 @@ def _kill(process: subprocess.Popen, number: int) -> None:
 
 
 def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage], None], machine: float) -> None:
-    """Run a stage and record its seconds, whether it comes to its end or not. machine: how slow this one is at its
-    start."""
+    """Run a stage and record its seconds, whether it ends well or not. machine: how slow this one is at its start."""
     started, before, finished = time.monotonic(), records[stage.name], False
     try:
         run(stage)
@@ -242,26 +224,25 @@ def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage],
         _write(folder, stage, records[stage.name])
 
 
-def _begin(folder: Path, later: list[Stage], records: dict, stage: Stage) -> None:
-    """Record that a stage runs, and that those after it are to run again."""
-    record = records[stage.name]
-    records[stage.name] = record if record and not record.finished else Record(stage.identity)
-    _write(folder, stage, records[stage.name])
-    for one in later[1:]:
-        if records[one.name] and records[one.name].finished:
-            records[one.name] = Record(records[one.name].command)
+def _begin(folder: Path, later: list[Stage], records: dict) -> None:
+    """Record that the first of these stages runs, and that those after it are to run again."""
+    for one in later:
+        record = records[one.name]
+        if record.finished if record else one is later[0]:
+            records[one.name] = Record(record.command if record else one.identity)
             _write(folder, one, records[one.name])
 
 
-def _set_aside(folder: Path, stages: list[Stage]) -> None:
-    import shutil
-
-    (folder / BEFORE).mkdir(exist_ok=True)
+def _set_aside(folder: Path, stages: list[Stage]) -> Path:
+    """Move what these stages have made to the first of .before, .before-2 … that is not there, which is returned."""
+    names = (BEFORE if number == 1 else f"{BEFORE}-{number}" for number in count(1))
+    before = next(folder / name for name in names if not (folder / name).exists())
+    before.mkdir()
     for stage in stages:
         if (folder / stage.name).exists():
-            shutil.rmtree(folder / BEFORE / stage.name, ignore_errors=True)
-            os.replace(folder / stage.name, folder / BEFORE / stage.name)
+            os.replace(folder / stage.name, before / stage.name)
         _record_path(folder, stage).unlink(missing_ok=True)
+    return before
 
 
 def _record_path(folder: Path, stage: Stage) -> Path:

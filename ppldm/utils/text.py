@@ -1,19 +1,21 @@
 r"""Text made fit to be shown: in errors, logs, progress bars, tables and records of failures.
 
-What servers, file names, captions and metadata hold is not ours: a status line with escape sequences retitles and
-clears a terminal, bidi controls make a URL read as another one, a lone surrogate cannot be written at all. Such
-characters are shown as `\u001b`; letters of all scripts, emoji, line breaks and tabs stay. The form is that of JSON, so
-that JSON which is escaped as a whole still says the same.
+What servers, file names, captions and metadata hold is not ours: escape sequences clear a terminal, bidi controls make
+a URL read as another one, a lone surrogate cannot be written at all. Such characters are shown as `\u001b`, as in JSON;
+letters of all scripts, emoji, line breaks and tabs stay.
+
+Text that came from the environment, such as a password in a path, is shown as `${oc.env:NAME}`. Settings files note
+what they take from there; `escape` hides it, and whoever records a text of settings writes `hide` of it.
 """
 
 import difflib
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterable, Mapping
 from json import dumps, loads
 
-from .hidden import hide
+from .variables import read
 
 # Controls of C0 and C1 but tab and line feed, bidi controls, separators of lines, lone surrogates, byte order marks.
 _UNPRINTABLE = re.compile(
@@ -22,6 +24,9 @@ _UNPRINTABLE = re.compile(
 NOT_UTF8 = "backslashreplace"  # how text with names of files is encoded, for what of them is not UTF-8
 _LINE_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
 _CUT = " … "
+_LEAST_HIDDEN = 4  # letters of what is also hidden inside of longer text
+_noted: dict[str, str] = {}
+_inside: list[re.Pattern] = []  # the pattern of all of `_noted` that are long enough
 
 
 def escape(text: str) -> str:
@@ -55,8 +60,7 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str], listing: bool = True) -> str:
-    """ "did you mean NAME?" with the nearest of the known names; where none is near, their list, or "" without
-    `listing`."""
+    """ "did you mean NAME?" with the nearest known name; where none is near, their list, or "" without `listing`."""
     known = list(known)
     if near := nearest(word, known):
         return f"did you mean {near}?"
@@ -64,7 +68,6 @@ def did_you_mean(word: str, known: Iterable[str], listing: bool = True) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """ "rank 3", or "ranks 1, 3"."""
     numbers = sorted(ranks)
     return f"{'rank' if len(numbers) == 1 else 'ranks'} {', '.join(map(str, numbers))}"
 
@@ -87,13 +90,6 @@ class EscapingStream:
         return getattr(self._stream, name)
 
 
-@contextmanager
-def escaped_stdout() -> Iterator[None]:
-    """Everything written to stdout inside the block is escaped."""
-    with redirect_stdout(EscapingStream(sys.stdout)):
-        yield
-
-
 def find_changes(earlier: Mapping, settings: Mapping) -> list[str]:
     """Which settings differ, as words; those that only one of the two has are unset in the other."""
     settings = as_json(settings)
@@ -107,3 +103,37 @@ def find_changes(earlier: Mapping, settings: Mapping) -> list[str]:
 def as_json(value):
     """A value as it comes back from a record."""
     return loads(dumps(value))
+
+
+def note_hidden(text: str, expression: str) -> None:
+    """Hide a text from now on, also as part of a path in its plain form."""
+    forms = {text, text.strip(), os.path.expanduser(text), os.path.normpath(text)} - {"", "."}
+    for form in forms - _noted.keys():
+        _noted[form] = expression
+    words = sorted((re.escape(one) for one in _noted if len(one) >= _LEAST_HIDDEN), key=len, reverse=True)
+    _inside[:] = [re.compile("|".join(words))] if words else []
+
+
+def hide(text: str) -> str:
+    """The text with expressions for all that came from the environment."""
+    if text in _noted:
+        return _noted[text]
+    return _inside[0].sub(lambda found: _noted[found.group()], text) if _inside else text
+
+
+def hide_all(value):
+    if isinstance(value, list):
+        return [hide_all(one) for one in value]
+    return hide(value) if isinstance(value, str) else value
+
+
+def reveal(text: str) -> str:
+    """The inverse of `hide`, where the environment still has the variables."""
+    return re.sub(r"\$\{oc\.env:(\w+)\}", lambda found: read(found.group(1), found.group()), text)
+
+
+def print_report(report, describe: Callable, as_json: bool) -> None:
+    """Write what a command has found to stdout: `describe(report)`, text of one line or several, or itself as JSON."""
+    text = dumps(report, indent=2, ensure_ascii=False, default=str) if as_json else describe(report)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,8 +1,5 @@
-"""Environment variables: no other module looks at `os.environ`.
-
-They are how a user or a scheduler sets up a machine, how a launcher speaks to the processes that it starts, and how
-some libraries are configured before they are imported. No parameter of a command travels through them.
-"""
+"""Environment variables: no other module looks at `os.environ`. Users, schedulers and launchers speak by them, and some
+libraries are configured so before they are imported. No parameter of a command travels through them."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -20,7 +17,6 @@ def is_on(name: str) -> bool:
 
 
 def all_variables() -> Mapping[str, str]:
-    """All that are set."""
     return os.environ
 
 

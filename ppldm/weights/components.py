@@ -1,17 +1,7 @@
 """The form that all weights take between reading and writing: names and Linear weights as ppdiffusers has them.
 
-    vae            an AutoencoderKL
-    text_encoder   an LDMBert, or a frozen CLIP text encoder
-    unet           a UNet2DConditionModel, or in its place a
-    transformer    UViTT2IModel or Transformer2DModel (a DiT)
-    controlnet     a ControlNetModel beside that, where there is one
-
-and of Stable Cascade: cascade_prior, cascade_decoder, cascade_controlnet, effnet (`networks/cascade`), vqgan
-(ppdiffusers' PaellaVQModel).
-
-PyTorch stores a Linear weight as [out, in], Paddle as [in, out], and the statistics of a batch norm have other names;
-all else is the same in both. Turning is a view, so nothing is rounded: what is read in one form and written in the
-other has the same bits.
+`networks.configs.LABELS` has the kinds of components. PyTorch stores a Linear weight as [out, in], Paddle as [in, out],
+and the statistics of a batch norm have other names; all else is the same. Turning is a view, so nothing is rounded.
 """
 
 import json
@@ -27,9 +17,14 @@ from ..utils.checksums import sha256_arrays
 from ..utils.errors import ModelError
 
 # Tables of vectors, looked up and not multiplied: 2-D, and stored the same way by both.
-_EMBEDDINGS = (
-    *("embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding", "embedding"),
-)
+_TABLES = [
+    "embed_tokens",
+    "embed_positions",
+    "token_embedding",
+    "position_embedding",
+    "class_embedding",
+    "embedding",
+]
 # Of a batch norm, by PyTorch's names; it counts batches too, which nothing here needs.
 STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
 OLDER_TORCH_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a number: so PyTorch's files began before 1.6
@@ -74,12 +69,9 @@ class ComponentWeights:
 
 @dataclass
 class Weights:
-    """The components of a latent diffusion model, and what belongs to them. Any component may be missing.
-
-    `scheduler`: the settings of a scheduler, num_train_timesteps, beta_start, beta_end, beta_schedule, prediction_type
-    among them. `tokenizer`: its folder, or an object whose `save(folder)` writes it. `metadata`: what ppldm.json says:
-    steps, samples seen, resolution. `frozen`: the components that were not trained.
-    """
+    """The components of a model, any of which may be missing. `scheduler`: the settings of a scheduler, those of the
+    noise schedule and prediction_type among them. `tokenizer`: its folder, or an object whose `save(folder)` writes it.
+    `metadata`: what ppldm.json says. `frozen`: the components that were not trained."""
 
     components: dict[str, ComponentWeights] = field(default_factory=dict)
     scheduler: dict = field(default_factory=dict)
@@ -89,8 +81,7 @@ class Weights:
 
 
 def encoder_digest(vae: ComponentWeights) -> str:
-    """32 hexadecimal digits that no VAE has which encodes otherwise. Decoder and scaling factor do not count: VAEs
-    with another decoder, as the published fine-tuned ones, share their encoder. Of an EfficientNet all counts."""
+    """32 hexadecimal digits of what a VAE encodes by, whatever its decoder and scaling; of an EfficientNet of all."""
     if is_effnet(vae.config):
         return _digest(vae, vae.config, lambda name: True)
     return _digest(vae, _ENCODER_SETTINGS, lambda name: name.startswith(_ENCODER))
@@ -142,7 +133,7 @@ def _rename_leaf(name: str, leaves: dict[str, str]) -> str:
 def is_linear_weight(name: str, array: np.ndarray) -> bool:
     """True for the weight of a Linear layer: 2-D, and no table of embeddings."""
     layer, _, leaf = name.rpartition(".")
-    return leaf == "weight" and array.ndim == 2 and layer.rpartition(".")[2] not in _EMBEDDINGS
+    return leaf == "weight" and array.ndim == 2 and layer.rpartition(".")[2] not in _TABLES
 
 
 def to_paddle_config(kind: str, config: dict, source) -> dict:

@@ -1,17 +1,44 @@
-"""Configs of components that have weights: read from the JSON files of all known forms, completed and checked."""
+"""Configs of components that have weights, and of a scheduler (the noise schedule, and what samplers store with it):
+read from the JSON files of all known forms, completed and checked."""
 
 from pathlib import Path
 
+import numpy as np
+
+from ..diffusion.process import BETA_SCHEDULES, FLOW, PREDICTION_TYPES, TIMESTEP_SPACINGS, Process
+from ..networks.config_fields import POSITIVE, Condition, describe, fits
 from ..networks.configs import check_config
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from .components import to_paddle_config
 from .fetch import packaged_or
-from .folders import find_component
+from .folders import find_component, model_in
 from .model_file import has_model_file, read_model_file
-from .runs import model_in
 
 CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
+SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
+FLOW_CLASS = "FlowMatchEulerDiscreteScheduler"
+PUBLISHED_SCHEDULE = {
+    "num_train_timesteps": 1000,
+    "beta_start": 0.00085,
+    "beta_end": 0.012,
+    "beta_schedule": "scaled_linear",
+    "prediction_type": "epsilon",
+}
+_BETA = Condition("a number between 0 and 1", lambda value: fits(value, POSITIVE) and value < 1)
+# What each setting, where it is stored, must be (`networks.config_fields.fits`).
+_RULES = {
+    "num_train_timesteps": range(1, 1_000_001),
+    **dict.fromkeys(("beta_start", "beta_end"), _BETA),
+    **{name: "|".join(known) for name, known in (
+        ("beta_schedule", BETA_SCHEDULES), ("prediction_type", PREDICTION_TYPES),
+        ("timestep_spacing", TIMESTEP_SPACINGS),
+    )},
+    **dict.fromkeys(("rescale_betas_zero_snr", "clip_sample", "set_alpha_to_one", "thresholding"), bool),
+    **dict.fromkeys(
+        ("timestep_shift", "dynamic_thresholding_ratio", "clip_sample_range", "sample_max_value"), POSITIVE
+    ),
+}  # fmt: skip
 
 
 def read_config(kind: str, folder: Path) -> dict:
@@ -23,8 +50,7 @@ def read_config(kind: str, folder: Path) -> dict:
 
 
 def read_folder_config(kind: str, name: str) -> dict | None:
-    """The completed config of a component in a folder of one of the known forms, where `name` is one that holds it as
-    JSON; None for other forms and names, which are left to whoever fetches and reads them. Raises ModelError."""
+    """The completed config of a component whose folder `name` is or holds; None of other forms. Raises ModelError."""
     folder = model_in(Path(packaged_or(name)).expanduser())
     if has_model_file(folder) and (folder / "manifest.json").is_file():
         component = read_model_file(folder).components.get(kind)
@@ -44,3 +70,33 @@ def _flat(config: dict) -> dict:
         if isinstance(inner, dict):
             config = {**config, **_flat(inner)}
     return {key: value for key, value in config.items() if key not in ("init_args", "init_class")}
+
+
+def check_schedule(settings: dict, source) -> None:
+    """Raises ModelError for a process that no model here can have, or a setting that no sampler can take."""
+    steps = settings["num_train_timesteps"]
+    for name, rule in (*_RULES.items(), ("steps_offset", range(steps) if isinstance(steps, int) else bool)):
+        if name in settings and not fits(settings[name], rule):
+            raise ModelError(f"{source}: {name} {settings[name]!r} must be {describe(rule)}; correct it")
+    if settings.get("rescale_betas_zero_snr") and settings["prediction_type"] in ("epsilon", FLOW):
+        raise ModelError(
+            f"{source}: rescale_betas_zero_snr with prediction_type {settings['prediction_type']} is not a model that "
+            "can draw: its last timestep is pure noise, so it must predict v_prediction"
+        )
+
+
+def read_scheduler(path: Path) -> dict:
+    """The settings of a scheduler_config.json, with its class. Raises ModelError for a schedule no model here has."""
+    found = read_json_object(path, ModelError, inside=True)
+    settings = {key: value for key, value in found.items() if not key.startswith("_") or key == SCHEDULER_CLASS}
+    if settings.get(SCHEDULER_CLASS) == FLOW_CLASS:
+        if settings.get("use_dynamic_shifting"):
+            raise ModelError(f"{path} has use_dynamic_shifting, another process for each size, which is not supported")
+        settings |= {"prediction_type": FLOW, "timestep_shift": settings.pop("shift", 1.0)}
+    betas = settings.pop("trained_betas", None)
+    check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
+    if betas is not None:
+        own = Process.of(settings).schedule.scheduler_config().get("trained_betas", [])
+        if not np.array_equal(own, betas):
+            raise ModelError(f"{path} has trained_betas, a noise schedule of its own, which is not supported")
+    return settings

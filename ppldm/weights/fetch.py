@@ -1,9 +1,8 @@
 """Names of published models to local folders: downloaded once, only by rank 0, or not at all with `--offline`.
 
-A name is `owner/model` or `owner/model/component` on the Hugging Face hub (or the mirror that HF_ENDPOINT names), or
-else on Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a component
-has nothing else; it names large files by their SHA-256, with which each is compared. Single files that are published
-elsewhere have names of their own (`find_weights`).
+A name is `owner/model` or `owner/model/component` on the Hugging Face hub (or the mirror HF_ENDPOINT), or else on
+Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a component has
+nothing else; files are compared with the hub's SHA-256. Single files from elsewhere have names in `find_weights`.
 """
 
 import hashlib
@@ -12,18 +11,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..utils.checksums import file_sha256
+from ..utils.checksums import hash_file
 from ..utils.errors import ModelError
-from ..utils.files import atomic_write, make_output_dir
+from ..utils.files import atomic_write, is_address, make_output_dir, refused_offline
 from ..utils.log import get_logger, progress
-from ..utils.processes.rank_watch import barrier
-from ..utils.processes.world import World
-from ..utils.store.client import is_address, refused_offline
-from ..utils.store.inputs import input_path
+from ..utils.processes.ranks import World, barrier
+from ..utils.store.cache import input_path
 from ..utils.text import nearest
 from ..utils.variables import is_offline
-from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS
-from .runs import model_in
+from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS, model_in
 
 _ALL_FOLDERS = FOLDERS | FURTHER_FOLDERS
 _COMPONENTS = ("tokenizer", *(name for names in _ALL_FOLDERS.values() for name in names))
@@ -45,11 +41,8 @@ class PublishedFile:
 
 
 def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tuple(COMPONENT_FOLDERS)) -> Path:
-    """The path itself, or the model of the run there (`runs.model_in`), or the folder of a name in the cache,
-    downloaded where it is missing.
-
-    `kinds`: the components that are wanted; a text encoder comes with the tokenizer beside it. Raises ModelError.
-    """
+    """The path itself, or the model of the run there, or the folder of a name in the cache, downloaded where it is
+    missing. `kinds`: the wanted components; a text encoder comes with its tokenizer. Raises ModelError."""
     check_name(name_or_path)
     text = str(packaged_or(name_or_path))
     if is_address(text) and is_offline(offline):
@@ -82,8 +75,7 @@ def packaged_or(name_or_path) -> Path | str:
 
 
 def find_weights(name_or_path, files: Mapping[str, PublishedFile], offline: bool = False) -> Path:
-    """The path itself; or the file of a name in `files`, or the folder of a model without components on the hub, both
-    downloaded where they are missing. For one process, without a word to others. Raises ModelError."""
+    """The path itself; or the file of a name in `files`, or a hub's model of one folder. Raises ModelError."""
     path = Path(str(name_or_path)).expanduser()
     if path.exists():
         return path
@@ -175,8 +167,7 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
 
 
 def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: bool) -> Path | None:
-    """The model's folder in PaddleNLP's cache, from Paddle's server (PPNLP_ENDPOINT); None where a component is
-    missing."""
+    """The model's folder in PaddleNLP's cache, from Paddle's server; None where a component is missing."""
     from paddlenlp.utils.download.bos_download import bos_download
     from paddlenlp.utils.env import MODEL_HOME
     from requests.exceptions import RequestException
@@ -247,5 +238,5 @@ def _check_sums(folder: Path) -> None:
         name = path.resolve().name
         if not path.is_file() or len(name) != 64:
             continue
-        if file_sha256(path) != name:
+        if hash_file(path) != name:
             raise ModelError(f"{path} is damaged: its SHA-256 is not the hub's; delete it and start again")

@@ -38,11 +38,8 @@ def load_vae(name_or_path) -> AutoencoderKL:
 
 
 def fill_component(kind: str, component: ComponentWeights):
-    """A network of `component.config` that holds `component.arrays` in float32.
-
-    Raises ModelError that lists the keys which are missing, not expected or of another shape; and before it is built
-    where the config describes a far larger network.
-    """
+    """A network with `component.arrays` in float32. Raises ModelError that lists missing, unexpected and misshapen
+    keys, and before it is built for a far larger network."""
     with within_file(component):
         layer = _make(kind, component)
     fill_layer(layer, component.arrays, component.source, "their config")

@@ -1,18 +1,18 @@
-"""What lies where in the folders of models and of runs, what they are called, and how each kind is known. No paddle
-here."""
+"""What lies where in the folders of models and of runs, what they are called, and how each kind is known; which runs
+lie at a place, and the model that each has made. Importing it needs Python alone."""
 
+import os
 import re
+from functools import cache
 from pathlib import Path
+
+from ..utils.errors import ConfigError, ModelError
 
 _PREFIX = "checkpoint-"
 _NAME = re.compile(rf"{_PREFIX}(\d+)")
 
 # The folders of each component, by the scripts and libraries that write them.
-COMPONENT_FOLDERS = {
-    "vae": ("vqvae", "vae"),
-    "text_encoder": ("bert", "ldmbert", "text_encoder"),
-    "unet": ("unet",),
-}
+COMPONENT_FOLDERS = {"vae": ("vqvae", "vae"), "text_encoder": ("bert", "ldmbert", "text_encoder"), "unet": ("unet",)}
 # With those that a text-to-image model need not have.
 FOLDERS = {**COMPONENT_FOLDERS, "transformer": ("transformer",), "controlnet": ("controlnet",)}
 # Of components of other models, which are read one at a time.
@@ -24,14 +24,18 @@ FURTHER_FOLDERS = {
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 NOT_TEXT_TO_IMAGE = (
     "{} is not a checkpoint of a text-to-image run; name one of such a run, which begins after that of its "
-    "autoencoder, or where an autoencoder is wanted its OUT/vae folder"
+    "autoencoder, or OUT/.before for what a quickstart had made before, or an autoencoder's OUT/vae where one is wanted"
 )
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
+RUN_FILE = "run.json"
+_EXPORTED = ("pipeline", "vae", "vqgan")  # folders of whole models that a run leaves at its end
+_GROWS = "metrics.jsonl"
+_DEPTH = 2  # folders below that are looked into
+_SHOWN = 5  # choices that a message lists
 
 
 def whole_model(names) -> tuple[str, ...]:
-    """The components that a text-to-image model of some components, by name, must have: VAE, text encoder and what
-    removes the noise, a transformer where there is one."""
+    """The components without which none draws: VAE, text encoder and UNet, or a transformer where there is one."""
     return "vae", "text_encoder", "transformer" if "transformer" in names else "unet"
 
 
@@ -71,8 +75,7 @@ def share_trained(output_dir, max_steps: int) -> float:
 
 
 def list_checkpoints(output_dir) -> list[Path]:
-    """The folders `checkpoint-<step>` in `output_dir`, newest first; among them one that cannot be looked at, which
-    whoever opens it passes over."""
+    """The folders `checkpoint-<step>` in `output_dir`, newest first, also those that cannot be looked at."""
     found = [
         path for path in Path(output_dir).glob(f"{_PREFIX}*") if is_checkpoint_name(path.name) and may_be_dir(path)
     ]
@@ -85,3 +88,98 @@ def may_be_dir(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return True
+
+
+def is_run(folder) -> bool:
+    """Whether a folder is one of a run, the --output_dir of a training."""
+    return Path(folder, RUN_FILE).is_file() or Path(folder, _GROWS).is_file()
+
+
+def find_runs(folder: Path, depth: int = _DEPTH) -> list[Path]:
+    """The folder itself where it is a run's, else those of runs at most two folders below, the newest first."""
+    if is_run(folder):
+        return [folder]
+    try:
+        below = [Path(one) for one in os.scandir(folder) if depth and one.is_dir() and not one.name.startswith(".")]
+    except OSError:
+        return []
+    found = [run for one in below for run in find_runs(one, depth - 1)]
+    return sorted(found, key=lambda run: (-_changed(run), str(run)))
+
+
+def runs_in(place) -> list[Path]:
+    """As `find_runs`. Raises ConfigError where there is none."""
+    from ..utils.files import local_path
+
+    folder = local_path(place)
+    if found := find_runs(folder):
+        return found
+    raise ConfigError(f"{folder} is not a run's folder, nor holds one (no {RUN_FILE}); name a training's --output_dir")
+
+
+def one_run(place) -> Path:
+    """The run in a folder. Raises ConfigError where there is none, or more than one."""
+    found = runs_in(place)
+    if len(found) == 1:
+        return found[0]
+    raise ConfigError(f"{place} holds {len(found)} runs: {_list(found)}; name one")
+
+
+def model_in(path: Path) -> Path:
+    """What a place stands for where a model is wanted: itself, or of a run there or below the exported model, else its
+    newest checkpoint, autoencoders beside models that draw apart. Raises ModelError for none, and for several."""
+    if not path.is_dir() or is_checkpoint(path) or not is_run(path) and _holds_model(path):
+        return path
+    if not (runs := find_runs(path)):
+        return path
+    models = {run: model for run in runs if (model := _model_of(run))}
+    if not models:
+        raise ModelError(
+            f"{_list(runs)} has no model yet; a checkpoint comes every --save_steps updates, a whole model at the end"
+        )
+    drawing = {run: model for run, model in models.items() if _draws(run)} if len(models) > 1 else models
+    found = list((drawing or models).values())
+    if len(found) > 1:
+        raise ModelError(f"{path} holds {len(found)} models: {_list(found)}; name one")
+    if is_checkpoint(found[0]):
+        _say_that_it_goes_on(found[0])
+    return found[0]
+
+
+@cache
+def _say_that_it_goes_on(checkpoint: Path) -> None:
+    """Once, however often a command asks for the place."""
+    from ..utils.log import get_logger
+
+    get_logger().info("%s has not ended: its newest checkpoint is taken, %s", checkpoint.parent, checkpoint.name)
+
+
+def _model_of(run: Path) -> Path | None:
+    exported = next((run / name for name in _EXPORTED if (run / name).is_dir()), None)
+    own = run if _holds_model(run) else next(filter(is_checkpoint, list_checkpoints(run)), None)
+    return exported or own
+
+
+def _holds_model(folder: Path) -> bool:
+    return (folder / EXPORTED_CKPT).is_file() or any(find_component(folder, kind) for kind in FOLDERS | FURTHER_FOLDERS)
+
+
+def _draws(run: Path) -> bool:
+    """False of autoencoders."""
+    from ..families.base import DEFAULT_FAMILY, get_family
+    from ..utils.files import read_json
+
+    known = read_json(run / RUN_FILE, optional=True)
+    name = known.get("family", DEFAULT_FAMILY) if isinstance(known, dict) else DEFAULT_FAMILY
+    try:
+        return get_family(name).needs_process
+    except ConfigError:
+        return True  # a family that is not of this package
+
+
+def _changed(run: Path) -> float:
+    return max((run / name).stat().st_mtime for name in (RUN_FILE, _GROWS) if (run / name).is_file())
+
+
+def _list(places: list[Path]) -> str:
+    return ", ".join(map(str, places[:_SHOWN])) + (", …" if len(places) > _SHOWN else "")

@@ -1,11 +1,8 @@
 """The networks that an autoencoder's loss is made with: LPIPS and the discriminator, read from files or made anew.
 
-LPIPS is read from whatever holds it, under the names of each: torchvision's VGG16 (features.0.weight) with the linear
-layers of the lpips package (lin0.model.1.weight), the whole state dict of that package or of torch-fidelity
-(net.slice1.0.weight), a .ckpt of CompVis (loss.perceptual_loss.net.slice1.0.weight), and ours. The discriminator is
-read from a .ckpt of CompVis (loss.discriminator.main.0.weight), a checkpoint of ours, or a file with nothing else.
-
-Paddle's own names of their parameters, which key the optimizer's state, have a prefix: those of the autoencoder stay.
+LPIPS has the names of torchvision's VGG16 with the lpips package's linear layers, of that package, torch-fidelity, a
+.ckpt of CompVis, or ours; the discriminator is in a .ckpt of CompVis, a checkpoint of ours, or a file of its own.
+Paddle's own names of parameters have a prefix here: those of the autoencoder stay.
 """
 
 import re
@@ -14,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from ..networks.init import init_discriminator, init_lpips
+from ..networks.build import init_discriminator, init_lpips
 from ..networks.losses import WIDTHS, Lpips, PatchDiscriminator
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
@@ -35,11 +32,8 @@ _DISCRIMINATOR_NAME = re.compile(r"^(?:(?:loss\.)?discriminator\.)?(main\.\d+\.)
 
 
 def load_lpips(path, seed: int = 0) -> Lpips:
-    """LPIPS of a file, or of a folder with those of VGG16 and of the linear layers, as wide as its weights.
-
-    `random`: the true structure with weights drawn from `seed`, whose distances compare with no published ones. Raises
-    ModelError.
-    """
+    """LPIPS of a file, or of a folder with those of VGG16 and of the linear layers, as wide as its weights. `random`:
+    with weights drawn from `seed`, whose distances compare with no published ones. Raises ModelError."""
     if str(path) == RANDOM:
         get_logger().warning("LPIPS has random weights: its distances compare with no published ones")
         with paddle.utils.unique_name.guard("lpips_"):
@@ -53,8 +47,7 @@ def load_lpips(path, seed: int = 0) -> Lpips:
 
 
 def load_discriminator(path, channels: int, layers: int, seed: int) -> PatchDiscriminator:
-    """That of a file, as large as its weights; of None a new one. One with BatchNorm keeps its running statistics.
-    Raises ModelError."""
+    """That of a file, as large as its weights, with its running statistics; of None a new one. Raises ModelError."""
     if path is None:
         with paddle.utils.unique_name.guard("discriminator_"):
             return init_discriminator(PatchDiscriminator(channels, layers), seed)

@@ -1,16 +1,12 @@
 """model.json: what a checkpoint or an exported model is made of, so that it is read with nothing else beside it.
 
-    {"format": 1,
-     "family": "ldm",                         one of ppldm/families
-     "components": {"vae": {"class": "AutoencoderKL", "trained": false, "config": {…}, "crc32": "0123abcd"},
-                    "text_encoder": …, "unet": …},
+    {"format": 1, "family": "ldm",
+     "components": {"vae": {"class": "AutoencoderKL", "trained": false, "config": {…}, "crc32": "0123abcd"}, …},
      "process": {"num_train_timesteps": 1000, "beta_start": …, …, "prediction_type": "epsilon"},
      "tokenizer": {"class": "BertTokenizer", "max_length": 77, "crc32": "89abcdef"}}
 
-A config holds the whole keyword arguments of ppdiffusers' class, the VAE's scaling factor among them. `crc32` of a
-component is that of its weights, in a checkpoint and where they are frozen; the tokenizer's that of what decides its
-ids. The tokenizer's files lie in tokenizer/ beside model.json. `process` and `tokenizer` are null where a family has
-none. Nothing here knows a trainer, and nothing imports paddle.
+A config holds all arguments of the network's class. `crc32` of a component is that of frozen weights; the tokenizer's
+that of what decides its ids. `process` and `tokenizer` are null where a family has none. Nothing here imports paddle.
 """
 
 import zlib
@@ -36,8 +32,7 @@ _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of 
 
 @dataclass(frozen=True)
 class Component:
-    """One network: its completed config, whether it is trained, and the checksum of its weights where they are known
-    and do not change."""
+    """One network: its completed config, whether it is trained, and the checksum of weights that do not change."""
 
     config: dict
     trained: bool
@@ -116,8 +111,7 @@ class ModelDescription:
         return sum(map(len, self.tokenizer_files.files.values())) if self.tokenizer_files else 0
 
     def settings(self) -> dict[str, dict]:
-        """What a run must not change unasked, by name: each component with its config and frozen weights, the process,
-        the tokenizer."""
+        """What a run must not change unasked: components' configs and frozen weights, the process, the tokenizer."""
         found = {
             name: component.config | ({"weights": component.crc32} if component.crc32 else {})
             for name, component in self.components.items()
@@ -152,10 +146,7 @@ def has_model_file(folder) -> bool:
 
 
 def read_model_file(folder) -> ModelDescription:
-    """The description in `folder`, checked: every config is whole, none is filled up with defaults. Raises ModelError.
-
-    The file's own integrity is the matter of whoever has its checksum.
-    """
+    """The description in `folder`: every config is whole. Its checksum is the caller's matter. Raises ModelError."""
     path = Path(folder, MODEL_FILE)
     try:
         value = read_json_object(path, ModelError, "copy the folder again", inside=True)

@@ -1,9 +1,5 @@
-"""Names of parameters in CompVis' files and in diffusers' (which are ppdiffusers' too), as pairs of prefixes.
-
-Both projects publish the same networks under different module names. A map is a list of (ours, theirs) prefixes made
-from the component's config; a parameter is renamed by the longest prefix that fits, so every map can be read either
-way.
-"""
+"""Names of parameters in CompVis' files and in diffusers' (which are ppdiffusers' too), as maps of prefixes, made from
+the component's config. A parameter is renamed by the longest prefix that fits, so every map can be read either way."""
 
 _RESNET = {
     "norm1": "in_layers.0",
@@ -13,6 +9,7 @@ _RESNET = {
     "conv2": "out_layers.3",
     "conv_shortcut": "skip_connection",
 }
+_ATTENTION = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out"}  # of a VAE
 
 
 class Unmapped(Exception):
@@ -77,13 +74,7 @@ def vae_names(config: dict) -> dict[str, str]:
         }
         for number in (0, 1):
             pairs |= _vae_resnet(f"{half}.mid_block.resnets.{number}", f"{half}.mid.block_{number + 1}")
-        for ours, theirs in (
-            ("group_norm", "norm"),
-            ("to_q", "q"),
-            ("to_k", "k"),
-            ("to_v", "v"),
-            ("to_out.0", "proj_out"),
-        ):
+        for ours, theirs in _ATTENTION.items():
             pairs[f"{half}.mid_block.attentions.0.{ours}"] = f"{half}.mid.attn_1.{theirs}"
         for level in range(levels):
             # CompVis counts the decoder's levels from the highest resolution.

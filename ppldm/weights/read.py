@@ -1,18 +1,15 @@
-"""Any of the known forms of a latent diffusion model, from a folder or a file to `Weights`.
+"""Any of the known forms of a latent diffusion model, from a folder or a file to `Weights`; no pickle is run.
 
-    a pipeline folder     unet/ or transformer/, vqvae/ or vae/, bert/ or ldmbert/ or text_encoder/, scheduler/,
-                          tokenizer/: written by ppldm, ppdiffusers, diffusers, or the older training scripts; Stable
-                          Diffusion's too
+    a pipeline folder     written by ppldm, ppdiffusers, diffusers, or the older training scripts
     a .ckpt file          CompVis', with its YAML file; also by the folder that `ppldm export --to compvis` wrote
     a single file         Stable Diffusion 1.x or 2.x, .safetensors or .ckpt, with or without a YAML file
     checkpoint-<step>/    of a ppldm run: its model.json and tokenizer/ say what it is; for older ones see `older`
 
-Nothing is built and no pickle is run here. What only some of these forms need is imported where one is read.
+What only some of these forms need is imported where one is read.
 """
 
 from pathlib import Path
 
-from ..config.clip_vocabulary import vocabulary_folder
 from ..diffusion.drawing import kept_of
 from ..families.base import get_family
 from ..networks.configs import LABELS, is_ldmbert
@@ -20,7 +17,7 @@ from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from .components import ComponentWeights, Weights
-from .configs import read_config
+from .configs import PUBLISHED_SCHEDULE, check_schedule, read_config, read_scheduler
 from .folders import (
     CHECKPOINT_AVERAGE,
     CHECKPOINT_WEIGHTS,
@@ -36,7 +33,6 @@ from .folders import (
 )
 from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
 from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
-from .noise_schedule import PUBLISHED_SCHEDULE, check_schedule, read_scheduler
 
 # What diffusers called the layers of the VAE's attention before 0.17.
 _OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
@@ -54,14 +50,10 @@ def read_weights(
     path, kinds=tuple(FOLDERS), yaml_file=None, ema: bool = False, prediction_type: str | None = None,
     zero_snr: bool = False, assumed_prediction: str | None = None,
 ) -> Weights:  # fmt: skip
-    """The components `kinds` of whatever is at `path`, those of them that are there.
-
-    `yaml_file`: of a .ckpt, by default the .yaml of its name beside it, else what its shapes say, of an LDMBert the
-    published one of its size; for a checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights.
+    """The components `kinds`, of those that are at `path`. `yaml_file`: of a .ckpt, by default the .yaml beside it,
+    else what its shapes say; for a checkpoint without model.json, config.json of its VAE. `ema`: the averaged weights.
     `prediction_type`: of a single file, whatever it says; `assumed_prediction`: of one that must say it and does not.
-    `zero_snr`: the last timestep is pure noise, whether or not the model says so. Raises ModelError for a path that
-    holds no model, or that lacks averaged weights asked for.
-    """
+    `zero_snr`: the last timestep is pure noise, whether or not the model says so. Raises ModelError."""
     path = _whole_model(path)
     if path.is_file():
         if path.suffix not in _TORCH_SUFFIXES:
@@ -95,6 +87,7 @@ def find_tokenizer(path: Path) -> Path | None:
         return found
     if not path.is_file() or path.suffix not in _TORCH_SUFFIXES:
         return None
+    from ..config.clip_vocabulary import vocabulary_folder
     from .layouts.single_file import has_clip, is_open_clip
 
     names = read_names(path)
@@ -102,16 +95,26 @@ def find_tokenizer(path: Path) -> Path | None:
 
 
 def read_component(kind: str, path, yaml_file=None, ema: bool = False) -> ComponentWeights:
-    """One component: from its own folder, from a pipeline's folder, or from a .ckpt. Raises ModelError."""
+    """One component: from its own folder or file, a pipeline's folder, a checkpoint, or a .ckpt. Raises ModelError."""
     path = _whole_model(path)
-    if kind == TRANSFORMER and path.is_file():
-        from .layouts.microdit import read_published
+    is_further, is_folder = kind in FURTHER_FOLDERS, path.is_dir() and not is_checkpoint(path)
+    folder = find_component(path, kind) if is_folder else None
+    if ema and (folder or is_further) and path.exists() and not is_checkpoint(path):
+        raise ModelError(_ONE_SET_OF_WEIGHTS.format(path))
+    if is_folder:
+        return _read_checked(kind, folder) if folder else _read_component_folder(kind, path)
+    if path.is_file() and (is_further or kind == TRANSFORMER):
+        from .layouts.published import read_published
 
-        return read_published(path)
-    if kind in FURTHER_FOLDERS and path.exists():
-        return _read_further(kind, path, yaml_file, ema)
-    if path.is_dir() and not is_checkpoint(path) and find_component(path, kind) is None:
-        return _read_component_folder(kind, path)
+        return read_published(kind, path, yaml_file if is_further else None)
+    if is_further and path.is_dir():
+        described = read_model_file(path)
+        family = get_family(described.family)
+        name = next((name for name in described.components if kind_of(family, name) == kind), None)
+        if name is None or described.adapters:
+            raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
+        _, arrays = _checkpoint_state(path, (name,), ema)
+        return ComponentWeights(described.components[name].config, arrays[name], str(path))
     components = read_weights(path, (kind,), yaml_file, ema).components
     if kind not in components:
         raise ModelError(f"{path} holds no {kind}; give another")
@@ -144,7 +147,7 @@ def _read_pipeline(path: Path, kinds) -> Weights:
 def read_cascade(path, config_file=None, ema: bool = False) -> Weights | None:
     """A prior or decoder of Stable Cascade with all that lies beside it, from a checkpoint, a pipeline's folder or a
     single file; None where `path` holds neither. `config_file`: of a single file. Raises ModelError."""
-    from .layouts.cascade import STAGES, holds_stage
+    from .layouts.published import STAGES, holds_stage
 
     path, described = Path(path).expanduser(), None
     if path.is_file():
@@ -163,26 +166,6 @@ def read_cascade(path, config_file=None, ema: bool = False) -> Weights | None:
     components = {kind: read_component(kind, path, config_file, ema) for kind in kinds}
     tokenizer = find_tokenizer(path) if path.is_dir() else None
     return Weights(components, dict(process or {}), tokenizer, metadata)
-
-
-def _read_further(kind: str, path: Path, config_file, ema: bool) -> ComponentWeights:
-    """A component of a model that is not read as a whole: from a file of it, a checkpoint or a pipeline's folder."""
-    if ema and not is_checkpoint(path):
-        raise ModelError(_ONE_SET_OF_WEIGHTS.format(path))
-    if path.is_file():
-        from .layouts.cascade import read_single_file
-
-        return read_single_file(kind, path, config_file)
-    if not is_checkpoint(path):
-        folder = find_component(path, kind)
-        return _read_checked(kind, folder) if folder else _read_component_folder(kind, path)
-    described = read_model_file(path)
-    family = get_family(described.family)
-    name = next((name for name in described.components if kind_of(family, name) == kind), None)
-    if name is None or described.adapters:
-        raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
-    _, arrays = _checkpoint_state(path, (name,), ema)
-    return ComponentWeights(described.components[name].config, arrays[name], str(path))
 
 
 def _said(folder: Path, name: str = "ppldm.json") -> dict:
@@ -206,7 +189,7 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     if (own := _PARTS_OF_CLIP.get(kind)) and not (kind == "text_encoder" and is_ldmbert(config)):
         arrays = {name: array for name, array in arrays.items() if name.startswith(own)}
     if kind == TRANSFORMER:
-        from .layouts.microdit import without_tables
+        from .layouts.published import without_tables
 
         arrays.pop(_UNUSED, None)
         arrays = without_tables(arrays)

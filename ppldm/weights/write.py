@@ -1,13 +1,10 @@
 """`Weights` as a folder that ppdiffusers, diffusers or CompVis' code loads. Written whole or not at all.
 
-ppdiffusers    model_index.json, vqvae/ and unet/ (config.json, model_state.pdparams), bert/ (the same), scheduler/,
-               tokenizer/, controlnet/ where there is one, transformer/ in place of unet/; the VAE is a KL
-               autoencoder, its folder's name the pipeline's
+ppdiffusers    model_index.json, config.json and model_state.pdparams of each component, scheduler/, tokenizer/
 diffusers      the same folders with PyTorch's names and orientation, in safetensors
 CompVis        model.ckpt and model.yaml, tokenizer/
 
-Beside them model.json (what it is made of: ppldm/weights/model_file.py), ppldm.json (what trained it, and size and
-CRC-32 of weight files and model.json) and README.md (the model card).
+Beside them model.json (`model_file`), ppldm.json (what trained it, and checksums) and README.md (the model card).
 """
 
 import json
@@ -26,12 +23,13 @@ from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
 from .components import ComponentWeights, Weights, cast, require_finite, to_torch, to_torch_config
-from .folders import whole_model
+from .configs import FLOW_CLASS, SCHEDULER_CLASS
+from .folders import FURTHER_FOLDERS, whole_model
 from .formats.files import write_safetensors
 from .formats.paddle_files import write_tree
 from .formats.torch_files import write_torch
 from .layouts import compvis
-from .layouts.microdit import PUBLISHED_CLASS, with_tables
+from .layouts.published import MICRODIT_CLASS, STAGES, with_tables
 from .model_file import (
     CONTROLNET,
     LDM,
@@ -40,90 +38,80 @@ from .model_file import (
     TOKENIZER_FOLDER,
     TRANSFORMER,
     Component,
-    ModelDescription,
     TokenizerFiles,
     class_of,
     describe,
 )
-from .noise_schedule import FLOW_CLASS, SCHEDULER_CLASS
 
 FORMATS = ("ppdiffusers", "diffusers", "compvis")
-DTYPES = ("float32", "float16")
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
-_TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": PUBLISHED_CLASS}
+_TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": MICRODIT_CLASS}
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
 _LDM_FOLDERS = {"vae": "vqvae", "text_encoder": "bert"}  # beside an LDMBert; all others have their component's name
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
     "words.txt",
 )  # fmt: skip
+# By stage of Stable Cascade: the class of diffusers' pipeline, with what else it has besides scheduler and tokenizer.
+_CASCADE_PIPELINES: dict[str, tuple[str, dict]] = {
+    "cascade_prior": ("StableCascadePriorPipeline", {"feature_extractor": [None, None], "image_encoder": [None, None]}),
+    "cascade_decoder": ("StableCascadeDecoderPipeline", {"latent_dim_scale": 10.67}),
+}
+# Where diffusers looks for the classes that are not its own at the top.
+_LIBRARIES = {"vqgan": "wuerstchen", "projected_text_encoder": "transformers", "image_encoder": "transformers"}
 
 # What of a scheduler's settings is the process that the model was trained under; the others say how to sample.
-PROCESS_KEYS = (
-    *(one.name for one in fields(NoiseSchedule)),
-    "prediction_type",
-)
+PROCESS_KEYS = (*(one.name for one in fields(NoiseSchedule)), "prediction_type")
 
 
 def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", safetensors: bool = False) -> None:
-    """Write `folder` in the form that `form` names. `dtype` of all weights; `safetensors` instead of .pdparams.
-
-    Raises ConfigError, and ModelError where components are missing or the form has no place for this model.
-    """
+    """Write `folder` for one of FORMATS, in a `dtype`; `safetensors` instead of .pdparams. Raises ConfigError, and
+    ModelError where components are missing or the form has no place for this model."""
     if form not in FORMATS:
         raise ConfigError(f"--to {form} is not one of {', '.join(FORMATS)}")
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype} is not one of {', '.join(DTYPES)}")
     missing = [kind for kind in reversed(whole_model(weights.components)) if kind not in weights.components]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
-    if TRANSFORMER in weights.components and (
-        form == "compvis" or (form == "diffusers" and _family(weights) == "uvit")
-    ):
+    family = _family(weights)
+    if TRANSFORMER in weights.components and (form == "compvis" or (form, family) == ("diffusers", "uvit")):
         raise ModelError(f"{form} has no network of this transformer's kind; export it to ppdiffusers")
-    if form == "compvis" and CONTROLNET in weights.components:
-        raise ModelError("a model with a ControlNet is not written for CompVis; export it to diffusers")
-    if form == "compvis" and not is_ldmbert(weights.components["text_encoder"].config):
-        raise ModelError("a model with a CLIP text encoder is not written for CompVis; export it to diffusers")
-    components = {
-        kind: ComponentWeights({**component.config, **_drawn_size(kind, weights)}, cast(component.arrays, dtype),
-                               component.source)
-        for kind, component in weights.components.items()
-    }  # fmt: skip
+    if form == "compvis" and family != LDM:
+        what = "ControlNet" if family == CONTROLNET else "CLIP text encoder"
+        raise ModelError(f"a model with a {what} is not written for CompVis; export it to diffusers")
+    components = {kind: replace(one, arrays=cast(one.arrays, dtype)) for kind, one in weights.components.items()}
+    if "unet" in components and (side := _drawn_size(weights)):
+        components["unet"].config = {**components["unet"].config, "sample_size": side}
     weights = replace(weights, components=components)
     with atomic_dir(folder) as target:
         copy_tokenizer(weights.tokenizer, target / TOKENIZER_FOLDER)
         if form == "compvis":
-            _write_compvis(weights, target)
+            for kind, component in weights.components.items():
+                require_finite(component.arrays, component.source or kind)
+            numbers = {"global_step": int(weights.metadata.get("global_step", 0))}
+            params = compvis.params_of(weights)
+            write_torch(target / "model.ckpt", compvis.join(weights), numbers)
+            write_text(target / "model.yaml", compvis.yaml_text(params))
         else:
             _write_pipeline(weights, target, form, safetensors)
-        describe_weights(weights, target / TOKENIZER_FOLDER).write(target)
+        described = {kind: Component(one.config, kind not in weights.frozen) for kind, one in components.items()}
+        process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
+        found = {path.name: path.read_bytes() for path in sorted((target / TOKENIZER_FOLDER).glob("*"))}
+        tokenizer = TokenizerFiles(metadata_of(weights)["model_max_length"], found) if found else None
+        describe(family, described, process, tokenizer).write(target)
         files = [*target.glob("*/*.pdparams"), *target.glob("*/*.safetensors"), target / MODEL_FILE]
         checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
         write_json(target / "ppldm.json", {**metadata_of(weights), "files": checksums})
         write_text(target / "README.md", model_card(weights, form, dtype))
 
 
-def _drawn_size(kind: str, weights: Weights) -> dict:
-    """What a UNet's config says of the side of its latents, by which libraries draw unless they are told another: that
-    which it was trained at, whatever it was built for. Nothing of other components, whose weights may depend on it."""
-    size, resolution = weights.components[kind].config.get("sample_size"), metadata_of(weights)["resolution"]
-    if kind != "unet" or not isinstance(size, int) or not isinstance(resolution, int):
-        return {}
+def _drawn_size(weights: Weights) -> int:
+    """The side of latents by which libraries draw unless told another: that which the UNet was trained at; 0 where that
+    is not one number."""
+    size, resolution = weights.components["unet"].config.get("sample_size"), metadata_of(weights)["resolution"]
+    if not isinstance(size, int) or not isinstance(resolution, int):
+        return 0
     side, rest = divmod(resolution, downscale_factor(weights.components["vae"].config))
-    return {} if rest or not side else {"sample_size": side}
-
-
-def describe_weights(weights: Weights, tokenizer: Path) -> ModelDescription:
-    """What model.json says of a whole model whose tokenizer, if it has one, was written to the folder `tokenizer`."""
-    components = {
-        kind: Component(component.config, kind not in weights.frozen) for kind, component in weights.components.items()
-    }
-    process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
-    files = {path.name: path.read_bytes() for path in sorted(tokenizer.iterdir())} if tokenizer.is_dir() else None
-    length = metadata_of(weights)["model_max_length"]
-    described = describe(_family(weights), components, process, files and TokenizerFiles(length, files))
-    return replace(described, tokenizer_files=None)  # they are there
+    return 0 if rest else side
 
 
 def _family(weights: Weights) -> str:
@@ -223,14 +211,13 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
 
 
 def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
-    """A ControlNet beside an LDMBert, for which neither library has a pipeline, is in a folder that its pipeline does
-    not look for."""
+    """A ControlNet beside an LDMBert, which no library draws with, is in a folder that a pipeline does not look for."""
     ldmbert = is_ldmbert(weights.components["text_encoder"].config)
     for kind, component in weights.components.items():
         write_component(kind, component, target / (_LDM_FOLDERS if ldmbert else {}).get(kind, kind), form, safetensors)
     pairs = (target / TOKENIZER_FOLDER / "merges.txt").is_file() or not (target / TOKENIZER_FOLDER).is_dir()
     index = _index(weights, "CLIPTokenizer" if pairs and not ldmbert else "BertTokenizer", form)
-    scheduler = _scheduler_class(weights.scheduler)
+    scheduler = FLOW_CLASS if weights.scheduler["prediction_type"] == FLOW else "DDIMScheduler"
     write_index(target, {**index, "scheduler": [form, scheduler]}, form, scheduler_settings(weights.scheduler))
 
 
@@ -250,11 +237,16 @@ def write_component(kind: str, component: ComponentWeights, folder: Path, form: 
     name = name if paddle_form else _TORCH_CLASSES.get(name, name)
     config = component.config if paddle_form else to_torch_config(kind, component.config, component.source)
     arrays = component.arrays if paddle_form else to_torch(component.arrays)
-    if name == PUBLISHED_CLASS:
+    if name == MICRODIT_CLASS:
         arrays = with_tables(config, arrays)
-    _write_arrays(kind, folder, arrays, paddle_form, safetensors)
+    is_encoder, library = kind.endswith("_encoder"), "paddle" if paddle_form else "pytorch"
+    file = folder / ("model.safetensors" if is_encoder else f"diffusion_{library}_model.safetensors")
+    if paddle_form and not safetensors:
+        write_tree(folder / "model_state.pdparams", {name: np.ascontiguousarray(a) for name, a in arrays.items()})
+    else:
+        write_safetensors(file, arrays, "pt" if not paddle_form else "np" if is_encoder else "pd")
     head: dict[str, Any] = {"_class_name": name, f"_{form}_version": version_of(form)}
-    if kind.endswith("_encoder"):
+    if is_encoder:
         clip = "clip_vision_model" if kind == "image_encoder" else "clip_text_model"
         head = {"architectures": [name], "model_type": "ldmbert" if name == "LDMBertModel" else clip}
     write_json(folder / "config.json", {**head, **config})
@@ -302,10 +294,6 @@ def _inpaints(weights: Weights) -> bool:
     return "unet" in components and takes_mask(components["unet"].config, components["vae"].config["latent_channels"])
 
 
-def _scheduler_class(scheduler: dict) -> str:
-    return FLOW_CLASS if scheduler["prediction_type"] == FLOW else "DDIMScheduler"
-
-
 def scheduler_settings(scheduler: dict) -> dict:
     """The settings of the scheduler that an exported pipeline samples with, sorted by name."""
     schedule = Process.of(scheduler).schedule
@@ -316,28 +304,6 @@ def scheduler_settings(scheduler: dict) -> dict:
     spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}
     betas = {name: value for name, value in schedule.scheduler_config().items() if name == "trained_betas"}
     return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known, **betas}.items()))
-
-
-def _write_arrays(kind: str, folder: Path, arrays: dict[str, np.ndarray], paddle_form: bool, safetensors: bool) -> None:
-    is_encoder = kind.endswith("_encoder")
-    if not paddle_form:
-        name = "model.safetensors" if is_encoder else "diffusion_pytorch_model.safetensors"
-        write_safetensors(folder / name, arrays, "pt")
-    elif safetensors:
-        name = "model.safetensors" if is_encoder else "diffusion_paddle_model.safetensors"
-        write_safetensors(folder / name, arrays, "np" if is_encoder else "pd")
-    else:
-        write_tree(folder / "model_state.pdparams", {name: np.ascontiguousarray(a) for name, a in arrays.items()})
-
-
-def _write_compvis(weights: Weights, target: Path) -> None:
-    params = compvis.params_of(weights)
-    for kind, component in weights.components.items():
-        require_finite(component.arrays, component.source or kind)
-    write_torch(
-        target / "model.ckpt", compvis.join(weights), {"global_step": int(weights.metadata.get("global_step", 0))}
-    )
-    write_text(target / "model.yaml", compvis.yaml_text(params))
 
 
 def copy_tokenizer(tokenizer, target: Path) -> None:
@@ -362,3 +328,33 @@ def version_of(form: str) -> str:
     from ppdiffusers import __version__
 
     return __version__
+
+
+def write_cascade(
+    components: dict[str, ComponentWeights],
+    folder,
+    tokenizer=None,
+    dtype: str = "float32",
+    metadata: dict | None = None,
+) -> None:
+    """Write `folder` as diffusers' pipeline of the prior or decoder among `components`, by kind, with a `tokenizer` (a
+    folder, or what saves itself to one), and ppldm.json with `metadata` and checksums. Raises ModelError."""
+    stage = next((kind for kind in STAGES if kind in components), None)
+    if stage is None:
+        raise ModelError("there is no prior and no decoder of Stable Cascade to export; give one of them")
+    name, further = _CASCADE_PIPELINES[stage]
+    head = {"_class_name": name, "_diffusers_version": version_of("diffusers")}
+    index = {**head, **further, "scheduler": ["diffusers", "DDPMWuerstchenScheduler"]}
+    with atomic_dir(folder) as target:
+        for kind, component in components.items():
+            kept = ComponentWeights(component.config, cast(component.arrays, dtype), component.source)
+            (own,) = FURTHER_FOLDERS[kind]
+            write_component(kind, kept, target / own, "diffusers")
+            if kind != "effnet":
+                index[own] = [_LIBRARIES.get(kind, "diffusers"), class_of(kind, component.config)]
+        if tokenizer is not None:
+            copy_tokenizer(tokenizer, target / TOKENIZER_FOLDER)
+            index["tokenizer"] = ["transformers", "CLIPTokenizer"]
+        write_index(target, index, "diffusers", {"s": 0.008, "scaler": 1.0})
+        files = {str(file.relative_to(target)): checksum_file(file) for file in sorted(target.glob("*/*.safetensors"))}
+        write_json(target / "ppldm.json", {**(metadata or {}), "files": files})

@@ -46,7 +46,8 @@ def test_a_result_says_what_it_is_of(results, tmp_path, monkeypatch):
     assert found["machine"]["processor"] and found["machine"]["cores"] > 0 and not found["machine"]["busy"]
     assert found["date"].endswith("+00:00") and found["versions"]["numpy"] == "1.26.4"
     monkeypatch.setattr(results.os, "getloadavg", lambda: (0.6, 0, 0))
-    assert results.describe("", {"before": 0.6, "after": 0.6})["machine"]["busy"]
+    busy = results.describe("", {"before": 0.6, "after": 0.6})
+    assert busy["machine"]["busy"] and "load 0.6" in busy["note"]  # said without being asked for
 
 
 def test_the_commit_says_whether_the_tree_has_changes(results, tmp_path, monkeypatch):

@@ -10,18 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.cache.command import read_sizes
-from ppldm.cache.encode import encode_part
-from ppldm.cache.kinds import LatentsRequest
-from ppldm.cache.plan import choose_rows, make_plan, project
+from ppldm.cache.command import encode_part, read_sizes
+from ppldm.cache.plan import LatentsRequest, choose_rows, make_plan, project
 from ppldm.config.data import DataOptions
 from ppldm.data.cached.run import CachedMoments, LatentsRule
 from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.formats.open import OpenParts
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.crop import CropRule
+from ppldm.data.images import CropRule
 from ppldm.data.inputs import Moments
-from ppldm.data.open_parts import OpenParts
 from ppldm.data.select.selection import select_rows
 from ppldm.data.shapes import shape_rule
 from ppldm.utils.errors import PartError

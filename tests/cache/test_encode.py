@@ -12,18 +12,16 @@ import pytest
 from PIL import Image
 
 from ppldm.cache import plan as module
-from ppldm.cache.encode import Account, encode_part
-from ppldm.cache.kinds import EmbeddingsRequest, LatentsRequest
-from ppldm.cache.plan import check_disks, choose_rows, make_plan, project
-from ppldm.data.cached.file import CachedFile, unfinished_path
+from ppldm.cache.command import Account, encode_part
+from ppldm.cache.plan import EmbeddingsRequest, LatentsRequest, check_disks, choose_rows, make_plan, project
+from ppldm.data.cached.file import CachedFile, Latents, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey
-from ppldm.data.cached.latents import Latents
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.crop import CropRule
-from ppldm.data.select.parse import parse_where
+from ppldm.data.images import CropRule
+from ppldm.data.select.expression import parse_where
 from ppldm.data.shapes import NO_SHAPE, ShapeRule
 from ppldm.data.text.captions import CaptionRule
 from ppldm.utils.errors import ConfigError, DiskFullError
@@ -154,10 +152,13 @@ def test_moments_are_those_of_the_crops_that_training_draws(sources):
                 if part.read(row).meta["n"] == BAD:
                     assert [latents.reason(row, variant) for variant in range(4)] == ["image"] * 4
                     continue
-                assert latents.captions(row) == [part.read(row).caption] and latents.meta(row) == part.read(row).meta
+                assert (
+                    latents.texts(row).caption == part.read(row).caption
+                    and latents.texts(row).meta == part.read(row).meta
+                )
                 for crop in CROPS.list_variants():
                     pixels = np.empty((3, side, side), np.uint8)
-                    CROPS.load(part.read(row).image, crop, row, pixels)
+                    CROPS.cut(CROPS.decode(part.read(row).image), crop, row, pixels)
                     assert (latents.read(row, CROPS.variant(crop)) == Blocks()(pixels[None])[0]).all()
     again = LATENTS.encode(plan)
     assert again.encoded == 0 and again.found == account.encoded and again.bad == account.bad
@@ -197,7 +198,7 @@ def test_rows_of_buckets_have_the_shapes_of_the_selection(sources, enlarge):
                 continue
             for variant, crop in enumerate(crops.list_variants()):
                 pixels = np.empty((3, height, width), np.uint8)
-                crops.load(part.read(row).image, crop, row, pixels)
+                crops.cut(crops.decode(part.read(row).image), crop, row, pixels)
                 assert (latents.read(row, variant) == Blocks()(pixels[None])[0]).all()
                 seen += 1
     assert seen == 2 * (ROWS - 2)
@@ -235,7 +236,7 @@ def test_rows_of_two_engines_are_never_in_one_file(sources, began, other):
         LATENTS.encode(others)
     assert LATENTS.encode(plan).encoded
     made = contents(plan)
-    assert all(Latents(file.path).engine == began for file in files_of(plan))
+    assert all(Latents(file.path).header.get("engine", "eager") == began for file in files_of(plan))
     assert LATENTS.encode(others).encoded == 0 and contents(plan) == made
 
 

@@ -8,8 +8,8 @@ from paddle import nn
 from small_weights import write_clip
 
 from ppldm.cache.encoders import embeddings_key
-from ppldm.cache.kinds import EmbeddingsRequest, LatentsRequest
-from ppldm.data.images.crop import CropRule
+from ppldm.cache.plan import EmbeddingsRequest, LatentsRequest
+from ppldm.data.images import CropRule
 from ppldm.diffusion.process import Process
 from ppldm.networks.build import build_network, save_component
 from ppldm.networks.cascade.stages import CascadeModel

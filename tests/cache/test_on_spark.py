@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 from small_weights import write_clip
 
-from ppldm.cache import on_spark
-from ppldm.cache.encode import Account
+from ppldm.cache import command as on_spark
 from ppldm.cli.main import run
 from ppldm.utils.errors import ConfigError, DiskFullError, ModelError, PartError
 
@@ -43,10 +42,11 @@ def test_what_a_part_cannot_be_made_for_comes_back_in_our_words(monkeypatch, err
     task = SimpleNamespace(path="part", digest="abc" if error else "xyz", request=SimpleNamespace(model="vae"))
     monkeypatch.setattr(on_spark, "_load", lambda *_: SimpleNamespace(digest="abc"))
     monkeypatch.setattr(on_spark, "encode_part", fail)
-    account, found = on_spark._encode(task, 1)
-    assert account == Account() and type(found) is kind and message in str(found)
+    with pytest.raises(kind, match=message):
+        on_spark._encode(task, 1)
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 def test_the_bytes_are_those_of_one_process_and_the_same_command_repairs(session, tiny, tmp_path, capsys, monkeypatch):
     texts = ("--text-encoder", str(write_clip(tmp_path / "clip")))

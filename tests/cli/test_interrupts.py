@@ -69,7 +69,7 @@ def test_while_the_launcher_of_ranks_starts(tmp_path):
 LOST = """
 import os, signal, time, weakref
 from ppldm.utils.errors import exit_on_error
-from ppldm.utils.processes.interrupts import answer_interrupts
+from ppldm.utils.processes.signals import answer_interrupts
 
 class Thing:
     def __del__(self):
@@ -107,5 +107,5 @@ except BaseException as error:
 
 def test_a_library_makes_no_error_of_its_own_of_it(tmp_path):
     (tmp_path / "native.py").write_text(NATIVE)
-    code = "from ppldm.utils.processes.interrupts import answer_interrupts\nanswer_interrupts()\nimport native"
+    code = "from ppldm.utils.processes.signals import answer_interrupts\nanswer_interrupts()\nimport native"
     check(interrupt_at("no module", tmp_path, ["-c", code]))

@@ -14,7 +14,7 @@ from tiny_model import write_base
 from ppldm.cli.main import COMMANDS as COMMANDS_OF_PPLDM
 from ppldm.cli.main import load_command, run
 from ppldm.config.load import Setting
-from ppldm.config.write import write_settings
+from ppldm.config.recipe import write_settings
 from ppldm.utils.errors import PpldmError, exit_on_error
 
 PLAIN, ODD = "cafe", os.fsdecode(b"caf\xe9")

@@ -8,7 +8,7 @@ from ppldm.config.foreign import SYSTEMS, expand_braces, translate_file
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions
-from ppldm.data.control.spec import make_filter
+from ppldm.data.control import make_filter
 from ppldm.utils.errors import ConfigError
 
 OPEN_DIFFUSION = """
@@ -169,10 +169,8 @@ def test_control_networks_of_stable_cascade(tmp_path, text, control):
 
 
 def test_the_keys_of_the_tables_are_settings_here():
-    from ppldm.families.cascade_controlnet import CascadeControlNetConfig
-    from ppldm.families.cascade_decoder import CascadeDecoderConfig
-    from ppldm.families.cascade_prior import CascadePriorConfig
-    from ppldm.families.stable_diffusion import StableDiffusionConfig
+    from ppldm.families.cascade import CascadeControlNetConfig, CascadeDecoderConfig, CascadePriorConfig
+    from ppldm.families.ldm import StableDiffusionConfig
 
     groups = (
         DataOptions,
@@ -199,7 +197,7 @@ def test_what_is_translated_is_what_the_settings_take(tmp_path):
 
 
 def test_filters_are_conditions_of_ours(tmp_path):
-    from ppldm.data.select.parse import parse_where
+    from ppldm.data.select.expression import parse_where
 
     for text in (OPEN_DIFFUSION, STABLE_CASCADE):
         assert parse_where(translate(tmp_path, text).settings["data.where"][0])

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schema import read
 
-from ppldm.config.yaml_file import parse_yaml, read_yaml
+from ppldm.config.load import parse_yaml, read_yaml
 from ppldm.data.filelist import read_sources
-from ppldm.inference.prompt_wildcards import Wildcards
-from ppldm.inference.prompts import read_requests
+from ppldm.inference.prompts import Wildcards, read_requests
 from ppldm.utils.errors import PpldmError
 from ppldm.utils.files import read_given_text
 

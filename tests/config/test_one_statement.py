@@ -4,13 +4,13 @@ import dataclasses
 from typing import ClassVar
 
 import pytest
+from command_line import tree_of
 from settings_table import settings_table
 
 from ppldm.config.load import file_layers, load
 from ppldm.config.option import Bounds, identity_of, option
-from ppldm.config.recipe import defaults, flatten, schema_of
-from ppldm.config.write import recipe_text
-from ppldm.training.commands.arguments import make_parser, read_recipe
+from ppldm.config.recipe import defaults, recipe_text, schema_of
+from ppldm.training.commands.train import make_parser, read_recipe
 from ppldm.utils.errors import ConfigError
 
 
@@ -35,8 +35,7 @@ def wheels_of(tmp_path, text: str) -> int:
     """`model.wheels` of a YAML file."""
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    schema = {stated.key: stated for known in schema_of(Config).values() for stated in known.values()}
-    return load(file_layers(path), schema, flatten(defaults(Config, loop=True)))["model.wheels"].value
+    return load(file_layers(path), schema_of(Config), defaults(Config, loop=True))["model.wheels"].value
 
 
 def test_it_is_a_flag_in_all_its_spellings():
@@ -74,7 +73,7 @@ def test_it_is_in_the_docs_table():
 
 def test_it_is_saved_and_part_of_the_identity():
     recipe = read_recipe(["--wheels", "6"], True, Config)
-    assert recipe.tree()["model"] == {"wheels": 6} and identity_of(recipe.model) == {"wheels": 6}
+    assert tree_of(recipe)["model"] == {"wheels": 6} and identity_of(recipe.model) == {"wheels": 6}
 
 
 TABLE = option(None, "Wheels by place.", bounds=Bounds(above=0), section="model")
@@ -90,7 +89,7 @@ def test_a_table_is_the_same_in_all_its_spellings(tmp_path):
     for words in (["--places", "front:0.5,rear:2"], ["model.places={front: 0.5, rear: 2}"]):
         assert read_recipe(words, True, Wheels).model.places == table
     recipe = read_recipe(["--places", "front:0.5,rear:2"], True, Wheels)
-    path.write_text(recipe_text(recipe.tree(), {}, "1"))
+    path.write_text(recipe_text(tree_of(recipe), {}, "1"))
     assert read_recipe(["--config", str(path)], True, Wheels).model.places == table
     assert read_recipe([], True, Wheels).model.places is None
     assert "--places NAME:X,..." in make_parser(True, Wheels).format_help()

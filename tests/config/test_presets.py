@@ -8,9 +8,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from command_line import tree_of
 
-from ppldm.config.presets import list_presets
-from ppldm.training.commands.arguments import read_recipe
+from ppldm.config.load import list_presets
+from ppldm.training.commands.train import read_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 CASCADE = ("cascade-b-3", "cascade-b-7", "cascade-c-1", "cascade-c-3", "cascade-c-co", "cascade-c-l")
@@ -42,7 +43,7 @@ def test_presets_are_as_in_the_snapshot():
 
 @pytest.mark.parametrize("name", list_presets())
 def test_a_preset_is_the_same_recipe_in_both_loops(name):
-    trees = [recipe(name, loop=loop).tree() for loop in (True, False)]
+    trees = [tree_of(recipe(name, loop=loop)) for loop in (True, False)]
     for tree in trees:
         budget = tree["run"]
         assert (budget["max_samples"] or 0) > 0 or budget["max_steps"] > 0
@@ -65,10 +66,9 @@ def test_the_scripts_for_the_shell_have_the_settings_of_the_preset(script):
     text = f'source run_scripts/launch.sh; printf "%s\\n" "${{{script}_command[@]}}"'
     done = subprocess.run(["bash", "-c", text], cwd=ROOT, capture_output=True, text=True, check=True)
     loop = script == "no_trainer"
-    published = read_recipe(done.stdout.split("\n")[1:-1], loop).tree()
-    preset = recipe(
-        "ldm-32layer-laion400m", f"data.file_list={ROOT}/data/filelist/train.filelist.list", loop=loop
-    ).tree()
+    published = tree_of(read_recipe(done.stdout.split("\n")[1:-1], loop))
+    rows = f"data.file_list={ROOT}/data/filelist/train.filelist.list"
+    preset = tree_of(recipe("ldm-32layer-laion400m", rows, loop=loop))
     for tree in (published, preset):
         tree["run"] |= {"output_dir": "", "do_train": True}
         if loop:  # which keeps all checkpoints, as published

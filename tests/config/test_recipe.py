@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from command_line import make_recipe, tree_of
 
 from ppldm.config.data import DataOptions
 from ppldm.config.option import Bounds, Needs, identity_of, option, options
@@ -14,7 +15,6 @@ from ppldm.config.recipe import (
     flatten,
     groups_of,
     idle_settings,
-    make_recipe,
     schema_of,
     sections_of,
 )
@@ -60,17 +60,17 @@ def test_the_tree_of_a_recipe_makes_it_again_under_either_script():
     tree = {"family": "toy", "model": {"width": 10}, "optimizer": {"learning_rate": 1}, "logging": {"report_to": []}}
     recipe = make_recipe(tree, True, Config)
     for loop in (True, False):
-        assert make_recipe(recipe.tree(), loop, Config) == recipe
-    flat = flatten(recipe.tree())
+        assert make_recipe(tree_of(recipe), loop, Config) == recipe
+    flat = flatten(tree_of(recipe))
     assert flat["family"] == "toy" and flat["model.width"] == 10 and flat["optimizer.learning_rate"] == 1.0
-    names = {stated.key for known in schema_of(Config).values() for stated in known.values()}
+    names = set(schema_of(Config))
     assert flat.keys() == names | {"family"}
-    assert set(flatten(defaults(Config, True))) == names
+    assert set(defaults(Config, True)) == names
 
 
 def test_a_tree_shares_nothing_with_its_recipe():
     recipe = make_recipe({"family": "toy"}, True, Config)
-    recipe.tree()["logging"]["report_to"].append("wandb")
+    tree_of(recipe)["logging"]["report_to"].append("wandb")
     assert recipe.training.report_to == ["visualdl"]
 
 
@@ -99,7 +99,7 @@ def test_what_is_refused(tree, message):
 
 def test_settings_without_effect_are_found():
     tree = {"family": "toy", "model": {"depth": 3}, "optimizer": {"power": 2.0}}
-    found = {stated.name: needs for stated, needs in idle_settings(make_recipe(tree, True, Config), True)}
+    found = {one.name: one.needs.words for one in idle_settings(make_recipe(tree, True, Config), True)}
     assert found == {"depth": "--width above 8", "power": "--lr_scheduler_type polynomial"}
     tree["optimizer"]["lr_scheduler_type"] = "polynomial"
     tree["model"]["width"] = 10

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from schema import read
 
 from ppldm.config.load import Setting
-from ppldm.config.write import recipe_text, write_settings
+from ppldm.config.recipe import recipe_text, write_settings
 
 TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=30).filter(lambda text: text != "???")
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppldm.data.control.spec import make_filter
+from ppldm.data.control import make_filter
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.crop import CropRule
+from ppldm.data.images import CropRule
 from ppldm.data.inputs import Control, Integer, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
 from ppldm.data.text.captions import CaptionRule
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab

@@ -11,10 +11,9 @@ import pytest
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import BadRows, Row, encode_row
-from ppldm.data.images.crop import CropRule, crop_pixels
-from ppldm.data.images.decode import decode_pixels
-from ppldm.data.images.resize import INTERPOLATIONS
-from ppldm.data.order.rows import Mix
+from ppldm.data.images import CropRule, crop_pixels, decode_pixels
+from ppldm.data.kernels import INTERPOLATIONS
+from ppldm.data.order import Mix
 from ppldm.data.text.captions import CaptionRule
 from ppldm.utils.errors import ConfigError, DataError, RowError
 
@@ -276,7 +275,7 @@ def test_enumerated_crops_are_the_same_in_every_epoch_and_run(make_dataset, make
         variants = []
         for variant in one.crops.list_variants():
             pixels = np.empty((3, 16, 16), np.uint8)
-            one.crops.load(one.read_row(row).image, variant, number_in_part, pixels)
+            one.crops.cut(one.crops.decode(one.read_row(row).image), variant, number_in_part, pixels)
             variants.append(pixels.tobytes())
         for dataset in (one, other):
             drawn = {dataset[epoch, row]["pixel_values"].tobytes() for epoch in range(40)}

@@ -9,8 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ppldm.data.filelist import Source, read_sources, write_filelist
-from ppldm.data.fingerprint import Fingerprint, PartPrint, find_difference, find_same_part, take_fingerprint
+from ppldm.data.filelist import (
+    Fingerprint,
+    PartPrint,
+    Source,
+    find_difference,
+    find_same_part,
+    read_sources,
+    take_fingerprint,
+    write_filelist,
+)
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.tar import read_class_prompts
 from ppldm.data.select.selection import select_rows

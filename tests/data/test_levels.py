@@ -5,18 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
-from ppldm.data.levels import Level, Strata
-from ppldm.data.loader import build_loader
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
-from ppldm.utils.processes.world import World
+from ppldm.data.inputs import Level, Strata
+from ppldm.data.loader import BatchLoader
+from ppldm.data.order import Mix, StepSampler
+from ppldm.utils.processes.ranks import World
 from ppldm.utils.rng import Generators, Stream
 
 KEYS = [(0, row) for row in range(4000)]
 
 
 def drawn(logit=None, stratified=False, strata=None, keys=KEYS, seed=7):
-    return Level(Stream.TIMESTEP, 1000, logit, stratified).draw(keys, Generators(seed), strata)
+    return Level(Stream.TIMESTEP, 1000, logit, stratified).draw(keys, (0, 0), Generators(seed), {}, strata)
 
 
 def levels_of_run(batch, ranks, micro, start_step=0, steps=3, logit=None):
@@ -88,6 +87,7 @@ def test_the_loader_tells_where_samples_stand(make_dataset, workers):
     dataset = make_dataset()
     dataset.inputs["timesteps"] = level
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(1, 2), 1, 4)
-    found = [batch["timesteps"].numpy() for batch in build_loader(dataset, sampler, workers)]
-    expected = [level.draw([(0, 0)] * 2, Generators(dataset.seed), Strata(step, 2, 4)) for step in (1, 2, 3)]
+    found = [batch["timesteps"].numpy() for batch in BatchLoader(dataset, sampler, workers)]
+    keys, generators = [(0, 0)] * 2, Generators(dataset.seed)
+    expected = [level.draw(keys, (0, 0), generators, {}, Strata(step, 2, 4)) for step in (1, 2, 3)]
     np.testing.assert_array_equal(found, expected)

@@ -4,6 +4,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import time
 
 import numpy as np
 import paddle
@@ -11,17 +12,16 @@ import pytest
 
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.row import BadRows, encode_row
-from ppldm.data.loader import build_loader
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
+from ppldm.data.loader import BatchLoader
+from ppldm.data.order import Mix, StepSampler
 from ppldm.data.text.captions import CaptionRule
 from ppldm.utils.errors import DataError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 
 def batches(dataset, workers, world=World(), start_step=0, max_steps=9, micro=2):  # noqa: B008 (frozen)
     sampler = StepSampler(Mix(dataset.list_sizes, dataset.weights, 7), 4, micro, world, start_step, max_steps)
-    loader = build_loader(dataset, sampler, workers)
+    loader = BatchLoader(dataset, sampler, workers)
     assert len(loader) == len(sampler)
     return [{key: getattr(value, "numpy", lambda v=value: v)() for key, value in batch.items()} for batch in loader]
 
@@ -37,7 +37,7 @@ def test_a_batch_is_a_dict_of_tensors(make_dataset):
     dataset = make_dataset()
     for workers in (0, 1):
         sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1)
-        batch = next(iter(build_loader(dataset, sampler, workers)))
+        batch = next(iter(BatchLoader(dataset, sampler, workers)))
         assert batch.pop("skipped") == []
         assert all(isinstance(value, paddle.Tensor) and value.shape[0] == 2 for value in batch.values())
         assert batch["pixel_values"].dtype == paddle.uint8 and batch["row_ids"].dtype == paddle.int64
@@ -92,33 +92,13 @@ def test_an_error_arrives_as_itself(half_bad, workers):
         batches(half_bad(bad_rows=BadRows("raise")), workers)
 
 
-def test_a_worker_that_was_killed_with_a_lock_is_one_line(make_dataset):
-    """Paddle's workers look again and again whether they shall end, with a lock that a killed one never gives back."""
-    dataset = make_dataset(resolution=16)
-    sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1000)
-    batches = iter(build_loader(dataset, sampler, 2))
-    next(batches)
-    workers = multiprocessing.active_children()
-    lock = batches.gi_frame.f_locals["batches"]._workers_done_event._cond
-    holder = multiprocessing.get_context("fork").Process(target=lock.acquire)
-    holder.start()
-    holder.join()
-    os.kill(workers[0].pid, signal.SIGKILL)
-    with pytest.raises(DataError, match=f"^data worker {workers[0].pid} was killed by signal 9; "):
-        for _ in batches:
-            pass
-    assert not multiprocessing.active_children()
-
-
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_a_killed_worker_is_one_line(make_dataset, taken):
     dataset = make_dataset(resolution=16)
-    before = signal.getsignal(signal.SIGCHLD)
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1000)
-    batches = iter(build_loader(dataset, sampler, 2))
+    batches = iter(BatchLoader(dataset, sampler, 2))
     for _ in range(taken + 1):
         next(batches)
-    assert signal.getsignal(signal.SIGCHLD) is before
     pid = multiprocessing.active_children()[taken % 2].pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(DataError, match=f"^data worker {pid} was killed by signal 9; [^\n]*$"):
@@ -128,21 +108,32 @@ def test_a_killed_worker_is_one_line(make_dataset, taken):
 
 
 @pytest.mark.parametrize("input_perturbation", [0.0, 0.1])
-def test_large_arrays_do_not_go_through_pipes_nor_paddle(make_dataset, input_perturbation):
+def test_large_arrays_do_not_go_through_pipes(make_dataset, input_perturbation):
     # Each noise is larger than what rounding up to pages leaves free.
     dataset = make_dataset(inputs={"input_perturbation": input_perturbation, "factor": 1, "channels": 64})
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1)
-    loader = build_loader(dataset, sampler, 2)
-    assert not loader.use_shared_memory
-    left = loader.collate_fn([(0, key) for key in next(iter(sampler))])
-    assert [name for name, value in left.items() if isinstance(value, np.ndarray)] == ["row_ids"]
+    loader = BatchLoader(dataset, sampler, 2)
+    left = loader.make(0, next(iter(sampler)))
+    assert not [name for name, value in left.items() if isinstance(value, np.ndarray)]
+
+
+def test_workers_end_with_the_last_user_of_batches(make_dataset):
+    dataset = make_dataset()
+    sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1000)
+    some, others = (iter(BatchLoader(dataset, sampler, 2)) for _ in range(2))
+    next(some), next(others)  # whose workers have forked copies of the first ones' pipes
+    before = time.monotonic()
+    some.close()
+    assert len(multiprocessing.active_children()) == 2 and next(others)
+    others.close()
+    assert not multiprocessing.active_children() and time.monotonic() - before < 5
 
 
 def test_a_batch_may_be_kept(make_dataset):
     # Its memory must be its own, not that which later batches come through.
     dataset = make_dataset()
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 9)
-    kept = [list(build_loader(dataset, sampler, workers)) for workers in (0, 2)]
+    kept = [list(BatchLoader(dataset, sampler, workers)) for workers in (0, 2)]
     assert len(kept[0]) == len(kept[1]) == 18
     for some, other in zip(*kept, strict=True):
         assert all(np.array_equal(some[name].numpy(), other[name].numpy()) for name in some if name != "skipped")
@@ -185,6 +176,6 @@ def test_samples_that_cannot_be_listed_are_one_line(make_dataset, workers):
     sampler = Broken(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 9)
     taken = []
     with pytest.raises(DataError, match="^the samples of batch 3 cannot be listed: OverflowError: no such sample$"):
-        for batch in build_loader(dataset, sampler, workers):
+        for batch in BatchLoader(dataset, sampler, workers):
             taken.append(batch)
     assert len(taken) == 3

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ppldm.data import normals
-from ppldm.data.normals import fill_normals
+from ppldm.data import kernels as normals
+from ppldm.data.kernels import fill_normals
 from ppldm.utils.rng import Stream, make_rng
 
 

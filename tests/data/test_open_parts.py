@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from ppldm.data import open_parts as module
 from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.formats import open as module
+from ppldm.data.formats.open import OpenParts, count_open_parts, count_parts_in_window
 from ppldm.data.formats.part import write_part
-from ppldm.data.open_parts import OpenParts, count_open_parts, count_parts_in_window
-from ppldm.data.order.rows import RUN_LENGTH, WINDOW_RUNS, Mix, Order, bucket_window_runs
+from ppldm.data.order import RUN_LENGTH, WINDOW_RUNS, Mix, Order, bucket_window_runs
 
 MIN = module._MIN_OPEN_PARTS
 

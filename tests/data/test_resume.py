@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from ppldm.data.order.rows import Mix
+from ppldm.data.order import Mix
 
 # Imports paddle once, then forks a process for each rank of each run that a line of stdin asks for. A rank goes on at a
 # step and writes its row ids, a line for each step, when the step's batches are in.
@@ -20,16 +20,16 @@ import json, os, signal, sys
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.inputs import Pixels
 from ppldm.data.filelist import read_sources
-from ppldm.data.loader import build_loader
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
-from ppldm.utils.processes.world import World
+from ppldm.data.loader import BatchLoader
+from ppldm.data.order import Mix
+from ppldm.data.order import StepSampler
+from ppldm.utils.processes.ranks import World
 
 def run(filelist, log, start, rank, ranks, workers, steps):
     dataset = TextImageDataset(read_sources(filelist), {"pixel_values": Pixels()}, 16, 7)
     mix = Mix(dataset.list_sizes, dataset.weights, 7)
     sampler = StepSampler(mix, 8, 2, World(rank, ranks), start, steps)
-    batches = iter(build_loader(dataset, sampler, workers))
+    batches = iter(BatchLoader(dataset, sampler, workers))
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for step in range(start, steps):
         ids = [str(row) for _ in range(8 // ranks // 2) for row in next(batches)["row_ids"].numpy().tolist()]

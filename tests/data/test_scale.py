@@ -16,11 +16,11 @@ import json, re, sys, time
 from ppldm.data.dataset import TextImageDataset
 from ppldm.data.inputs import Pixels
 from ppldm.data.filelist import read_sources
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
+from ppldm.data.order import Mix
+from ppldm.data.order import StepSampler
 from ppldm.data.select.selection import select_rows
-from ppldm.data.select.parse import parse_where
-from ppldm.utils.processes.world import World
+from ppldm.data.select.expression import parse_where
+from ppldm.utils.processes.ranks import World
 
 if __name__ == "__main__":
     began = time.perf_counter()

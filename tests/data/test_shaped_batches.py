@@ -10,13 +10,12 @@ import pytest
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import BadRows, Row, encode_row
-from ppldm.data.loader import build_loader
-from ppldm.data.order.groups import make_order
-from ppldm.data.order.step_sampler import StepSampler
+from ppldm.data.loader import BatchLoader
+from ppldm.data.order import Mix, StepSampler
 from ppldm.data.select.selection import select_rows
 from ppldm.data.shapes import ShapeRule
 from ppldm.utils.errors import DataError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 SHAPES = ((16, 16), (16, 32), (24, 16))  # height, width
 SIZES = [(20, 18), (40, 20), (20, 34), (34, 17), (18, 27), (16, 24)]  # width, height
@@ -45,11 +44,11 @@ def shaped(tmp_path, make_image, make_dataset):
 
 
 def batches(dataset, workers=0, world=World(), start_step=0, max_steps=9):  # noqa: B008 (frozen)
-    order = make_order(dataset.list_sizes, dataset.weights, 7, dataset.buckets, 2)
+    order = Mix(dataset.list_sizes, dataset.weights, 7, dataset.buckets, 2)
     sampler = StepSampler(order, 8, 2, world, start_step, max_steps)
     return [
         {key: value if key == "skipped" else value.numpy() for key, value in batch.items()}
-        for batch in build_loader(dataset, sampler, workers)
+        for batch in BatchLoader(dataset, sampler, workers)
     ]
 
 
@@ -117,12 +116,12 @@ def test_places_are_split_by_shape_in_their_order(shaped, make_dataset):
 
 def test_large_arrays_of_the_largest_shape_have_room_in_shared_memory(shaped):
     dataset = shaped(inputs={"factor": 1, "channels": 64})
-    order = make_order(dataset.list_sizes, None, 7, dataset.buckets, 2)
-    loader = build_loader(dataset, StepSampler(order, 8, 2, World(), 0, 3), 2)
+    order = Mix(dataset.list_sizes, None, 7, dataset.buckets, 2)
+    loader = BatchLoader(dataset, StepSampler(order, 8, 2, World(), 0, 3), 2)
     largest = max(SHAPES, key=lambda shape: shape[0] * shape[1])
     places = [(0, place) for place in range(49) if dataset.shape(place) == largest][:2]
-    left = loader.collate_fn([(0, key) for key in places])
-    assert [name for name, value in left.items() if isinstance(value, np.ndarray)] == ["row_ids"]
+    left = loader.make(0, places)
+    assert not [name for name, value in left.items() if isinstance(value, np.ndarray)]
 
 
 def test_a_bad_row_is_replaced_by_one_of_its_shape(tmp_path, make_image, make_dataset):

@@ -14,7 +14,7 @@ from ppldm.config.data import DataOptions
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.select.parse import parse_where
+from ppldm.data.select.expression import parse_where
 from ppldm.data.select.selection import select_rows
 from ppldm.data.shapes import (
     NO_SHAPE,

@@ -12,8 +12,7 @@ from ppldm.data.cached.run import LatentsRule
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.crop import scale_to_cover
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels, scale_to_cover
 from ppldm.data.inputs import Sizes
 from ppldm.data.select.selection import select_rows
 from ppldm.data.shapes import ShapeRule

@@ -8,8 +8,7 @@ from toy import registered_toy
 from toy_runs import train
 from web import encode, picture
 
-from ppldm.data.filelist import read_sources, write_filelist
-from ppldm.data.fingerprint import take_fingerprint
+from ppldm.data.filelist import read_sources, take_fingerprint, write_filelist
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
@@ -93,6 +92,7 @@ def make_parts(folder: Path, num_parts: int, rows: int, side: int = 8) -> Path:
     return folder / "all.filelist"
 
 
+@pytest.mark.turn("a killed training loses nothing", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_training_while_the_server_is_slow_and_killed(store, tmp_path, num_workers):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelists import read_filelist
 
-from ppldm.data.filelist import read_filelist, read_filelist_list
+from ppldm.data.filelist import read_filelist_list
 from ppldm.data.formats.part import Part
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.demo import openmoji

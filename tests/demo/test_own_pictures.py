@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppldm.config.yaml_file import read_yaml
+from ppldm.config.load import read_yaml
 from ppldm.demo.own_pictures import plan_pictures
 from ppldm.demo.quickstart import describe_further, next_commands, quickstart
-from ppldm.families.common import first_training
-from ppldm.training.commands.arguments import read_recipe
+from ppldm.families import first_training
+from ppldm.training.commands.train import read_recipe
 from ppldm.utils import stages
 from ppldm.utils.errors import ConfigError, DataError
 
@@ -81,7 +81,7 @@ def test_a_batch_is_no_larger_than_the_pictures_are_many(pictures, out, count, b
         (command,) = (stage.command for stage in made if stage.name == name)
         ranks = int(command[command.index("--nproc_per_node") + 1]) if processes > 1 else 1
         assert int(command[-1]) * ranks == batch
-        assert read_yaml(out / f"{name}.yaml").values["run.per_device_train_batch_size"] == batch
+        assert read_yaml(out / f"{name}.yaml")[0]["run.per_device_train_batch_size"] == batch
 
 
 def test_the_same_command_changes_nothing(pictures, out):
@@ -126,7 +126,8 @@ def test_training_further_has_the_processes_and_the_batch_of_before(pictures, ou
     stages, _ = plan_pictures(pictures, out, processes, train_autoencoder=True)
     (further,) = describe_further(stages)
     batch, twice = 8 // processes, 2 * stages[3].updates
-    assert further.startswith(f"train further, to {twice} updates in all: ppldm train --config ")
+    told = f"train further, to {twice} updates in all; the learning rate rises again at first: ppldm train --config "
+    assert further.startswith(told)
     assert further.endswith(
         f"--per_device_train_batch_size {batch}{devices} --max_steps {twice} --accept_changes max_steps"
     )
@@ -149,10 +150,10 @@ def test_an_autoencoder_that_blurs_these_pictures_is_trained_on_them(
     monkeypatch.setattr(first_training, "measure", measure)
     made, lines = plan(pictures, out, train_autoencoder=asked)
     assert ("autoencoder" in made) == trained and f"PSNR {decibels} dB" in "".join(lines)
-    own = read_yaml(out / "diffusion.yaml").values["model.vae_name_or_path"]
+    own = read_yaml(out / "diffusion.yaml")[0]["model.vae_name_or_path"]
     assert (own == str(out / "autoencoder/vae")) == trained
     if trained:  # it begins as the package's
-        assert read_yaml(out / "autoencoder.yaml").values["model.vae_name_or_path"] != own
+        assert read_yaml(out / "autoencoder.yaml")[0]["model.vae_name_or_path"] != own
     plan(pictures, out, train_autoencoder=asked)
     assert "SET_BY_A_LIBRARY" not in os.environ  # the stages choose for themselves
     assert len(measured) == 1  # once for the same pictures
@@ -231,6 +232,7 @@ def test_a_stage_of_other_inputs_removes_what_was_made(pictures, out):
     assert run[2:] == ["data", "tokenizer"] and not (out / "data").exists()
 
 
+@pytest.mark.turn("commands lead from a folder to pictures", 2)
 @pytest.mark.slow
 def test_ten_pictures_become_pictures_of_their_captions(pictures):
     """By a command that is given where they lie."""

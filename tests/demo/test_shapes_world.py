@@ -8,18 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelists import read_filelist
 
-from ppldm.data.filelist import read_filelist, read_filelist_list
+from ppldm.data.filelist import read_filelist_list
 from ppldm.data.formats.part import Part
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.demo.openmoji import demo_data
 from ppldm.demo.shapes_world import write
-from ppldm.demo.shapes_world.captions import LANGUAGES, make_caption, parse_caption
 from ppldm.demo.shapes_world.draw import BORDER, GAP, coverage, draw_picture, place_objects
 from ppldm.demo.shapes_world.grammar import (
     COLOURS,
     HELD_OUT,
+    LANGUAGES,
     POSITIONS,
     RELATIONS,
     SHAPES,
@@ -28,6 +29,8 @@ from ppldm.demo.shapes_world.grammar import (
     all_scenes,
     draw_scene,
     lies,
+    make_caption,
+    parse_caption,
 )
 from ppldm.demo.shapes_world.write import World, make_shapes_world
 from ppldm.utils.errors import ConfigError, DataError, OutputError

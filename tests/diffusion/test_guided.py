@@ -3,13 +3,14 @@
 import numpy as np
 import paddle
 import pytest
+from noise import initial_noise
 from tiny_model import load_pipeline
 
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.diffusion.drawing import Drawing
-from ppldm.diffusion.guided import draw, initial_noise, sample_latents, to_pictures
-from ppldm.families.common.ldm_build import build_ldm, weights_of
+from ppldm.diffusion.guided import draw, sample_latents, to_pictures
 from ppldm.families.ldm import LdmConfig
+from ppldm.families.ldm_build import build_ldm, weights_of
 from ppldm.weights.write import write_weights
 
 SHAPE = (4, 4, 4)

@@ -5,13 +5,14 @@ import functools
 import numpy as np
 import paddle
 import pytest
+from noise import initial_noise
 from small_weights import small_weights
 
 from ppldm.diffusion.drawing import FLOW_EULER, SAMPLERS, STOCHASTIC, Drawing, choose_sampler, samplers_of
-from ppldm.diffusion.guided import draw, initial_noise, noises, sample_latents
+from ppldm.diffusion.guided import draw, noises, sample_latents
 from ppldm.diffusion.process import PREDICTION_TYPES, TIMESTEP_SPACINGS, NoiseSchedule, Process
 from ppldm.diffusion.samplers import _OVER_SIGMAS, _SCHEDULED, make_sampler
-from ppldm.families.common.ldm_build import build_model
+from ppldm.families.ldm_build import build_model
 from ppldm.utils.errors import ConfigError, ModelError
 
 SHAPE = (4, 8, 8)

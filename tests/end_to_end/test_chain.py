@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import web
+from filelists import read_filelist
 from trained_here import train_here
 
-from ppldm.data.filelist import read_filelist, read_filelist_list
+from ppldm.data.filelist import read_filelist_list
 from ppldm.data.formats.part import Part
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels
 from ppldm.prepare.pipeline import pipeline
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ import pytest
 from ppldm.cli.main import run
 from ppldm.demo.quickstart import next_commands, quickstart
 from ppldm.utils import stages
-from ppldm.weights.runs import model_in
+from ppldm.weights.folders import model_in
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = """#!/usr/bin/env bash

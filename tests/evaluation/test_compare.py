@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ppldm.cli.main import run
 from ppldm.evaluation.compare import compare_results, judge
+from ppldm.evaluation.measure import Result, read_result
 from ppldm.evaluation.metrics.base import METRICS
 from ppldm.evaluation.metrics.bootstrap import Measured
-from ppldm.evaluation.result import Result, read_result
 from ppldm.utils.errors import ConfigError, DataError
 
 

@@ -11,9 +11,8 @@ from PIL import Image
 from sampling import ALL
 from scipy import ndimage
 
-from ppldm.demo.shapes_world.captions import make_caption
 from ppldm.demo.shapes_world.draw import draw_picture
-from ppldm.demo.shapes_world.grammar import COLOURS, POSITIONS, SHAPES, Group, Scene
+from ppldm.demo.shapes_world.grammar import COLOURS, POSITIONS, SHAPES, Group, Scene, make_caption
 from ppldm.demo.shapes_world.write import World
 from ppldm.evaluation.composition import Found, find_objects, grade, grade_pictures, wilson_interval
 from ppldm.utils.errors import DataError

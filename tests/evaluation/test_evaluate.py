@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import parse_arguments
 from forking import forking, kill, stop_when
 from PIL import Image
 from small_loras import small_lora
@@ -18,7 +19,6 @@ from small_loras import small_lora
 import ppldm
 from ppldm.cli.main import run
 from ppldm.evaluation import measure
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, DataError
@@ -202,6 +202,7 @@ def go(line):
 """
 
 
+@pytest.mark.turn("a killed command goes on", 2)
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_anywhere_ends_with_the_same_results(trained, tiny, tmp_path):
     """Killed when it has drawn a number of pictures, or written the first result, and begun again, several times."""

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import parse_arguments
 
 from ppldm.diffusion.drawing import Drawing
-from ppldm.evaluation import every_checkpoint
+from ppldm.evaluation import job as every_checkpoint
 from ppldm.evaluation.job import Job
 from ppldm.evaluation.measure import Networks, choose_metrics
 from ppldm.inference.pictures.plan import SCALE, Plan
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
-from ppldm.training.start import has_finished, read_start
+from ppldm.training.run_folder import has_finished, read_start
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.folders import list_checkpoints
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def make_job(tiny, **changes):
     wanted, left_out = choose_metrics(["frechet"], {})
     drawn = Plan([], 0, {SCALE: [1.0]}, Drawing(1, 1.0, "ddim"), seed=1, height=None, width=None, exact=False)
-    return Job(tiny.file_list, 8, wanted, left_out, lambda cache: Networks({}, {}, None, True, cache), None, 4, "",
+    return Job(tiny.file_list, 8, wanted, left_out, lambda cache: Networks({}, None, None, True, cache), None, 4, "",
                replace(drawn, **changes), 4, {}, False)  # fmt: skip
 
 

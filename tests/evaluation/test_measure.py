@@ -9,15 +9,13 @@ import pytest
 from small_lpips import write_lpips
 
 from ppldm.cli.main import run
-from ppldm.demo.shapes_world.captions import make_caption
 from ppldm.demo.shapes_world.draw import draw_picture
-from ppldm.demo.shapes_world.grammar import draw_scene
+from ppldm.demo.shapes_world.grammar import draw_scene, make_caption
 from ppldm.evaluation import measure
 from ppldm.evaluation.features.base import load_features
-from ppldm.evaluation.measure import KNOWN, Networks, check, choose_metrics
+from ppldm.evaluation.measure import KNOWN, Networks, begin_result, check, choose_metrics
 from ppldm.evaluation.metrics.distributions import frechet_distance
 from ppldm.evaluation.pictures import open_pictures
-from ppldm.evaluation.result import begin_result
 from ppldm.utils.errors import DataError
 from ppldm.utils.pictures import save_png
 from ppldm.weights.losses import load_lpips
@@ -66,7 +64,7 @@ def test_by_default_all_that_is_at_hand_and_pairs_only_of_pairs():
 def test_clip_score_pairs_each_picture_with_its_caption(pictures, tmp_path):
     wanted, _ = choose_metrics(["clip_score"], {"clip": "x"})
     result = begin_result("a", pictures, pictures, None)
-    measure.measure(result, wanted, pictures, pictures, Networks({}, {}, None, True, tmp_path / "c"))
+    measure.measure(result, wanted, pictures, pictures, Networks({}, None, None, True, tmp_path / "c"))
     colours = np.stack([picture.mean((0, 1)) for picture in pictures])
     texts = np.array([[n + 1, 1, 0] for n in range(8)])
     cosines = (colours * texts).sum(1) / np.linalg.norm(colours, axis=1) / np.linalg.norm(texts, axis=1)
@@ -79,7 +77,7 @@ def test_clip_score_pairs_each_picture_with_its_caption(pictures, tmp_path):
 def test_features_are_kept_by_all_that_they_depend_on(pictures, tmp_path, monkeypatch):
     def embed():
         before = Network.calls
-        Networks({}, {}, None, True, tmp_path / "c").embed("pixels", pictures, keep=True)
+        Networks({}, None, None, True, tmp_path / "c").embed("pixels", pictures, keep=True)
         return Network.calls - before
 
     assert (embed(), embed()) == (1, 0)

@@ -9,8 +9,8 @@ import pytest
 from tiny_model import load_pipeline
 
 from ppldm.config.network_files import KNOWN_MODELS
-from ppldm.families.common.ldm_build import build_ldm
 from ppldm.families.ldm import LdmConfig
+from ppldm.families.ldm_build import build_ldm
 from ppldm.networks.build import resize_text_encoder
 from ppldm.networks.configs import downscale_factor, latent_shape, read_json_config, read_new_config
 from ppldm.utils.errors import ConfigError, ModelError

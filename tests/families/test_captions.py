@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from command_line import parse_arguments
 
 import ppldm
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ModelError

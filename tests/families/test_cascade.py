@@ -5,6 +5,7 @@ import re
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from overfit import learn, with_new_noise
 from tiny_cascade import flags, make_batch
 from tiny_model import write_image_encoder, write_prior
@@ -15,9 +16,9 @@ from ppldm.families.base import check_family, get_family
 from ppldm.networks.build import build_network, save_component
 from ppldm.networks.cascade.stages import clip_pixels, embed_pictures
 from ppldm.networks.configs import read_new_config
-from ppldm.training.commands.arguments import parse_arguments, read_recipe
 from ppldm.training.commands.dry_run import reckon
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.commands.train import read_recipe
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
@@ -216,7 +217,7 @@ def test_diffusers_loads_what_is_exported(tiny, tmp_path):
     np.testing.assert_allclose(model.prior(*map(paddle.to_tensor, given)).numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.turn("a family learns eight pictures", 3)
+@pytest.mark.turn("a family learns eight pictures", 2)
 @pytest.mark.slow
 def test_eight_pictures_are_learned(tiny):
     """What is known of x_0 tells the noise: of eight pictures the error falls, by their captions too."""

@@ -5,14 +5,15 @@ import re
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from overfit import learn, with_new_noise
 
 from ppldm.data.inputs import Normals, Pyramid, Uniform
 from ppldm.families.base import check_family, get_family
 from ppldm.networks.cascade.effnet import EffNetEncoder
 from ppldm.networks.cascade.stages import _shrink
-from ppldm.training.commands.arguments import parse_arguments, read_recipe
 from ppldm.training.commands.dry_run import reckon
+from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.rng import Generators, Stream
 
@@ -185,7 +186,7 @@ def test_diffusers_loads_what_is_exported(tiny, tmp_path):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.turn("a family learns eight pictures", 3)
+@pytest.mark.turn("a family learns eight pictures", 2)
 @pytest.mark.slow
 def test_eight_pictures_are_learned(tiny):
     """Their latents are told by what the EfficientNet sees, and by captions: the error falls."""

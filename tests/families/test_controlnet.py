@@ -6,6 +6,7 @@ import needs
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from overfit import overfit
 from PIL import Image
 from small_weights import small_weights, write_clip
@@ -13,13 +14,12 @@ from tiny_model import load_pipeline, write_base
 
 import ppldm
 from ppldm.config.data import DataOptions
-from ppldm.data.control.spec import apply_filter, make_filter
+from ppldm.data.control import apply_filter, make_filter
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.families.base import get_family
-from ppldm.families.common.ldm_build import build_model
 from ppldm.families.controlnet import FAMILY, ControlNetConfig
+from ppldm.families.ldm_build import build_model
 from ppldm.networks.controlnet import controlnet_config, new_controlnet
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
@@ -124,8 +124,7 @@ def test_diffusers_pipeline_of_an_export_draws_the_same(tmp_path):
     needs.need("parity")
     import diffusers
     import torch
-
-    from ppldm.diffusion.guided import initial_noise
+    from noise import initial_noise
 
     noise = torch.tensor(initial_noise(4, "red blue", 0, (4, 8, 8))[None])
     theirs = diffusers.StableDiffusionControlNetPipeline.from_pretrained(str(tmp_path / "diffusers"))(
@@ -213,7 +212,7 @@ def write_twice(folder):
     return folder / "p"
 
 
-@pytest.mark.turn("a family learns eight pictures", 3)
+@pytest.mark.turn("a family learns eight pictures", 2)
 @pytest.mark.slow
 def test_it_overfits_eight_pictures(tiny):
     """Of eight latents, captions and control images, beside a frozen UNet of random weights, through which all must go:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from sampling import ALL
 from shaped import write_shaped
 from small_lpips import write_lpips
@@ -19,10 +20,9 @@ from tiny_model import load_pipeline, write_base, write_image_encoder, write_pri
 from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
-from ppldm.training.checkpoint.checkpoint import read_manifest, verify
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.run_folder import read_manifest, verify
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError

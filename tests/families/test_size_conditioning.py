@@ -13,8 +13,8 @@ from ppldm.data.inputs import Sizes
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw
-from ppldm.families.common.ldm_build import build_ldm, weights_of
 from ppldm.families.ldm import LdmConfig
+from ppldm.families.ldm_build import build_ldm, weights_of
 from ppldm.networks.build import save_component
 from ppldm.networks.configs import SIZE_EMBEDDING
 from ppldm.utils.errors import ConfigError, ModelError

@@ -12,10 +12,10 @@ from tiny_model import load_pipeline
 
 from ppldm.config.data import DataOptions
 from ppldm.config.recipe import idle_settings
-from ppldm.families.stable_diffusion import FAMILY, StableDiffusionConfig
+from ppldm.families.ldm import StableDiffusion, StableDiffusionConfig
 from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
-from ppldm.training.commands.arguments import read_recipe
+from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.read import read_component
 from ppldm.weights.write import write_weights
@@ -70,8 +70,8 @@ def test_components_come_from_the_first_source_that_is_given(pipelines, tmp_path
     for settings, expected in cases:
         config = StableDiffusionConfig(**settings)
         config.check()
-        FAMILY.check(config, DATA)
-        model = FAMILY.build(config, DATA, seed=0)
+        StableDiffusion().check(config, DATA)
+        model = StableDiffusion().build(config, DATA, seed=0)
         assert tuple(source_of(model, pipelines).values()) == expected, settings
         trained = {name.partition(".")[0] for name in model.trained_parameters()}
         assert trained == {"unet"} | ({"text_encoder"} if config.train_text_encoder else set())
@@ -81,7 +81,7 @@ def test_components_come_from_the_first_source_that_is_given(pipelines, tmp_path
 def test_what_goes_before_is_said(pipelines, tiny):
     words = ["--output_dir", "o", "--file_list", tiny.file_list, "--model_name_or_path", pipelines[0]]
     words += ["--unet_config_file", "unet_sd1", "--vae_name_or_path", pipelines[1]]
-    idle = {one.name: why for one, why in idle_settings(read_recipe(words, True, StableDiffusionConfig), loop=True)}
+    idle = {one.name: one.needs.words for one in idle_settings(read_recipe(words, True, StableDiffusionConfig), True)}
     assert {"unet_config_file", "vae_name_or_path"} <= idle.keys()
     assert "--model_name_or_path" in idle["unet_config_file"]
 
@@ -103,16 +103,16 @@ def test_a_new_text_encoder_is_trained_and_has_a_named_tokenizer(tiny):
     config = StableDiffusionConfig(**given, train_text_encoder=True)
     config.check()
     with pytest.raises(ConfigError, match="name its folder: --tokenizer_name"):
-        FAMILY.build(config, DATA, 0)
+        StableDiffusion().build(config, DATA, 0)
     with pytest.raises(ConfigError, match="omit --train_text_encoder"):
-        FAMILY.check(config, DataOptions(resolution=64, text_embeddings="cached"))
+        StableDiffusion().check(config, DataOptions(resolution=64, text_embeddings="cached"))
 
 
 def test_a_model_with_an_ldmbert_is_another_family(tmp_path):
     write_weights(small_weights(), "diffusers", tmp_path / "ldm")
     config = StableDiffusionConfig(model_name_or_path=str(tmp_path / "ldm"))
     with pytest.raises(ModelError, match="train it as `family: ldm`"):
-        FAMILY.check(config, DATA)
+        StableDiffusion().check(config, DATA)
 
 
 def test_a_new_text_encoder_is_drawn_as_published(tiny):
@@ -134,7 +134,9 @@ def test_a_new_text_encoder_is_drawn_as_published(tiny):
 def test_recomputing_changes_nothing(pipelines):
     gradients = []
     for recompute in (False, True):
-        model = FAMILY.build(StableDiffusionConfig(model_name_or_path=pipelines[0], train_text_encoder=True), DATA, 0)
+        model = StableDiffusion().build(
+            StableDiffusionConfig(model_name_or_path=pipelines[0], train_text_encoder=True), DATA, 0
+        )
         rng, seen = np.random.default_rng(0), []
         if recompute:
             for component in model.components.values():
@@ -170,7 +172,7 @@ def test_an_export_names_the_class_of_its_tokenizer(tiny, tmp_path):
         assert json.loads((tmp_path / name / "model_index.json").read_text())["tokenizer"] == ["transformers", name]
 
 
-@pytest.mark.turn("a family learns eight pictures", 3)
+@pytest.mark.turn("a family learns eight pictures", 2)
 @pytest.mark.slow
 def test_it_overfits_eight_pictures(tiny):
     """Of eight latents and captions, whatever the noise: the error falls to less than a third in 150 updates."""
@@ -178,5 +180,5 @@ def test_it_overfits_eight_pictures(tiny):
         vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("clip"), unet_config_file=tiny.config("unet"),
         tokenizer_name=tiny.tokenizer, model_max_length=12, train_text_encoder=True, prediction_type="v_prediction",
     )  # fmt: skip
-    model = FAMILY.build(config, DataOptions(resolution=32), seed=1)
+    model = StableDiffusion().build(config, DataOptions(resolution=32), seed=1)
     assert overfit(model) < 1 / 3

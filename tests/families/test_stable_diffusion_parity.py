@@ -19,8 +19,8 @@ import torch  # noqa: E402
 from transformers import CLIPTextConfig, CLIPTextModel  # noqa: E402
 
 from ppldm.config.network_files import CONFIG_DIR  # noqa: E402
-from ppldm.families.common.ldm_build import weights_of  # noqa: E402
-from ppldm.families.stable_diffusion import FAMILY, StableDiffusionConfig  # noqa: E402
+from ppldm.families.ldm import StableDiffusion, StableDiffusionConfig  # noqa: E402
+from ppldm.families.ldm_build import weights_of  # noqa: E402
 from ppldm.networks.configs import read_json_config  # noqa: E402
 from ppldm.weights.components import turn_linear  # noqa: E402
 from ppldm.weights.write import write_weights  # noqa: E402
@@ -54,7 +54,7 @@ def pair(request, tmp_path_factory):
     settings = StableDiffusionConfig(
         model_name_or_path=str(folder), train_text_encoder=True, prediction_type=prediction_type
     )
-    model = FAMILY.build(settings, SimpleNamespace(resolution=128, buckets="off"), seed=0)
+    model = StableDiffusion().build(settings, SimpleNamespace(resolution=128, buckets="off"), seed=0)
     return SimpleNamespace(vae=vae, unet=unet, text_encoder=text_encoder, scheduler=scheduler), model
 
 

@@ -9,11 +9,12 @@ import os
 import sys
 
 from ppldm.utils.entry import entry
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 
 def main(kind: str, *flags: str) -> None:
-    from ppldm.training.commands.arguments import parse_arguments
+    from command_line import parse_arguments
+
     from ppldm.training.prepare import prepare
     from ppldm.training.train import run_loop
     from ppldm.training.trainer import run_trainer

@@ -31,15 +31,13 @@ class PathHere(AddressPath):
     def exists(self):
         return self.path.exists()
 
-    def find(self):
-        if not self.path.exists():
-            return None
+    def stat(self):
         status = self.path.stat()
         return Entry(self, self.path.is_dir(), status.st_size, status.st_mtime_ns // 10**6)
 
     def list(self, pattern="*"):
         paths = self.path.iterdir() if self.path.is_dir() else [self.path] if self.path.exists() else []
-        found = [at(one, self.hadoop).find() for one in paths if fnmatch.fnmatchcase(one.name, pattern)]
+        found = [at(one, self.hadoop).stat() for one in paths if fnmatch.fnmatchcase(one.name, pattern)]
         return sorted(found, key=lambda entry: (natural_key(entry.path.name), entry.path.name))
 
     def count_free_bytes(self):

@@ -32,7 +32,8 @@ def poisoned(rows: list[int]):
 
 
 def main(kind: str, rows: str, facts: str, *flags: str) -> None:
-    from ppldm.training.commands.arguments import parse_arguments
+    from command_line import parse_arguments
+
     from ppldm.training.prepare import prepare
     from ppldm.training.train import run_loop
     from ppldm.training.trainer import run_trainer

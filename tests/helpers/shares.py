@@ -14,25 +14,25 @@ from types import SimpleNamespace
 
 import numpy as np
 import paddle
+from command_line import parse_arguments
 from poison import poisoned
 
-import ppldm.training.optimizer.sharding
+import ppldm.training.sharding
 from ppldm.families.base import get_family
 from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.networks.model import Component
-from ppldm.training.checkpoint.checkpoint import TrainingState, count_bytes
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.optimizer.precision import restore_float32
-from ppldm.training.optimizer.sharding import ShardedAdamW, master_weights, whole_state
+from ppldm.training.adamw import restore_float32
+from ppldm.training.checkpoint import TrainingState, count_bytes
 from ppldm.training.prepare import prepare
+from ppldm.training.sharding import sharded
 from ppldm.training.train import UpdateGuard, run_loop, update_averages
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 
 def main(bad_row: str, facts: str, runs: str) -> None:
     held, gradients = {}, {}
-    ppldm.training.optimizer.sharding._SMALL = 500  # elements: the tiny model has more and less
+    ppldm.training.sharding._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags, family in json.loads(Path(runs).read_text()):
         run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop", get_family(family).Config))
         # An autoencoder measures its latents with the noise of the rows.
@@ -81,24 +81,26 @@ def masters(world: World) -> dict:
     """Whether masters and moments of half-precision weights survive being shared out and gathered again."""
     layers, whole = half_precision_state()
     parameters = layers.parameters()
-    optimizer = ShardedAdamW(parameters=parameters, world=world, learning_rate=paddle.optimizer.lr.NoamDecay(4, 2))
+    optimizer = sharded(paddle.optimizer.AdamW)(
+        parameters=parameters, world=world, learning_rate=paddle.optimizer.lr.NoamDecay(4, 2)
+    )
     with tempfile.TemporaryDirectory() as folder:
         paddle.save(whole, f"{folder}/whole")
         optimizer.set_state_dict(paddle.load(f"{folder}/whole"))
         own = optimizer.state_dict()
-        gathered = whole_state(optimizer)
+        gathered = optimizer.whole_state()
         paddle.save(gathered, f"{folder}/gathered")
         again = paddle.load(f"{folder}/gathered")
     names = {parameter.name: parameter for parameter in parameters}
     model = SimpleNamespace(components={"layers": Component(layers, trained=True)})
     state = TrainingState(model, optimizer, None, ExponentialMovingAverage(names, GradualDecay(0.0)))
     update_averages(state)
-    restore_float32(state)
+    restore_float32(state.model, state.optimizer)
     return {
         "own": sorted(own["master_weights"]),
         "gathered": not world.is_main or (same(again, whole) and again.keys() == whole.keys()),
         "all": {name: (value.numpy() == whole["master_weights"][name].numpy()).all().item()
-                for name, value in master_weights(optimizer).items()},
+                for name, value in optimizer.all_masters().items()},
         "restored": same({p.name: p for p in layers.parameters()}, whole["master_weights"], names=False),
         "averages": all((state.ema.shadow[name].numpy() == whole["master_weights"][name].numpy()).all().item()
                         for name in names),

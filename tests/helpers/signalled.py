@@ -15,12 +15,13 @@ import threading
 import time
 from pathlib import Path
 
-from ppldm.training.commands.arguments import parse_arguments
+from command_line import parse_arguments
+
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import Interrupted
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ppldm.networks.init import init_lpips
+from ppldm.networks.build import init_lpips
 from ppldm.networks.losses import Lpips
 from ppldm.weights.formats.files import write_safetensors
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from ppldm.families.common.ldm_build import build_ldm, build_model
 from ppldm.families.ldm import LdmConfig
+from ppldm.families.ldm_build import build_ldm, build_model
 from ppldm.weights.read import read_weights
 
 
@@ -29,7 +29,7 @@ def make_model(tiny, **changes):
 def write_base(tiny) -> Path:
     """A pipeline of the tiny configs in which no weight is at its initial zero, written once a session."""
     from ppldm.data.text.tokenizer import load_tokenizer
-    from ppldm.families.common.ldm_build import weights_of
+    from ppldm.families.ldm_build import weights_of
     from ppldm.weights.write import write_weights
 
     folder = tiny.folder / "base"

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import paddle
+from command_line import parse_arguments
 from toy import FAMILY as TOY
 
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.checksums import checksum_file, checksum_json

@@ -1,6 +1,7 @@
 """Trainings in the process of the tests, which has imported what they need: the same bits as by the scripts."""
 
-from ppldm.training.commands.arguments import parse_arguments
+from command_line import parse_arguments
+
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 

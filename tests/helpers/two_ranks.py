@@ -10,16 +10,14 @@ import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from ppldm.networks.model import Loss, Model
-from ppldm.training.checkpoint.checkpoint import TrainingState
-from ppldm.training.monitor.control import Order
-from ppldm.training.optimizer import sharding as shares_module
-from ppldm.training.optimizer.sharding import ShardedAdamW
+from ppldm.training import sharding as shares_module
+from ppldm.training.adamw import ClipByGroup
+from ppldm.training.checkpoint import TrainingState
 from ppldm.training.run import check_ranks
+from ppldm.training.run_folder import Order
 from ppldm.training.train import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.processes.meeting import join_world
-from ppldm.utils.processes.rank_watch import barrier, gather_objects
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World, barrier, gather_objects, join_world
 
 SIZES = [(4, 6), (6, 30), (30, 3)]
 
@@ -57,12 +55,14 @@ def batches(rank: int, step: int = 0) -> list[dict]:
 
 def start(model, world: World, sharded: bool, clip: float | None = 0.01) -> UpdateGuard:
     """AdamW and the rest of an update."""
-    clip = paddle.nn.ClipGradByGlobalNorm(clip) if clip else None
+    clip = ClipByGroup(clip) if clip else None
     scheduler = paddle.optimizer.lr.LambdaDecay(0.1, lambda step: 1.0)
     settings = {"learning_rate": scheduler, "parameters": model.parameters(), "grad_clip": clip}
-    optimizer = ShardedAdamW(world=world, **settings) if sharded else paddle.optimizer.AdamW(**settings)
     if sharded:
+        optimizer = shares_module.sharded(paddle.optimizer.AdamW)(world=world, **settings)
         optimizer.share_gradients()
+    else:
+        optimizer = paddle.optimizer.AdamW(**settings)
     return UpdateGuard(TrainingState(model, optimizer, scheduler), world, 1, nullcontext)
 
 
@@ -93,10 +93,10 @@ def reduce_gradients(world: World) -> dict:
         "shared": bits(other.grad for _, other in pairs),
         "owned": [optimizer.owns(other.name) for _, other in pairs],
         "bytes": [before, count_gradient_bytes(model.parameters()), count_gradient_bytes(whole.parameters())],
-        "norms": [float(sum(shares.squares())) ** 0.5, float(sum((g**2).sum() for g in gradients)) ** 0.5],
+        "norms": [float(sum(shares.squared_norms()[1])) ** 0.5, float(sum((g**2).sum() for g in gradients)) ** 0.5],
     }
-    for clip, parameters in ((optimizer._grad_clip, model.parameters()),
-                             (paddle.nn.ClipGradByGlobalNorm(0.01), whole.parameters())):  # fmt: skip
+    optimizer._grad_clip.squares = shares.squared_norms()
+    for clip, parameters in ((optimizer._grad_clip, model.parameters()), (ClipByGroup(0.01), whole.parameters())):
         clip([(p, p.grad) for p in parameters if p.grad is not None])  # in place
     found["clipped"] = bits(one.grad for one, _ in pairs), bits(other.grad for _, other in pairs)
     return found

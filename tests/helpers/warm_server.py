@@ -25,7 +25,10 @@ from pathlib import Path
 import warm_start
 from warm_start import IGNORED, Server, parse, receive, send, unpacked
 
-IMPORTED = ("ppldm.training.prepare", "ppldm.training.train", "ppldm.inference.pipeline", "ppldm.evaluation.job")
+IMPORTED = (
+    *("ppldm.training.prepare", "ppldm.training.train", "ppldm.inference.pipeline", "ppldm.evaluation.job"),
+    "ppldm.data.kernels",  # and with them numba's compiler
+)
 # What native libraries and Python itself read, beside the names that are seen to be read by the imports.
 READ_AT_START = (
     *("FLAGS_", "GLOG_", "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "CUDA_", "PYTHON", "LD_", "LC_", "LANG", "TZ"),

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 from PIL import Image
 
-from ppldm.data.images.decode import FORMATS
+from ppldm.data.images import FORMATS
 
 
 def picture(seed: int, size=(48, 36)) -> Image.Image:

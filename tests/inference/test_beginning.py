@@ -4,16 +4,16 @@ import needs
 import numpy as np
 import paddle
 import pytest
+from noise import initial_noise
 from PIL import Image
 from small_weights import small_weights
 
 import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.diffusion.guided import initial_noise
 from ppldm.inference.beginning import read_image, read_mask
 from ppldm.inference.serving.paint import Painter
-from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
+from ppldm.inference.serving.parameters import make_parameters, read_request
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.write import write_weights
 
@@ -204,6 +204,6 @@ def test_a_model_for_inpainting_on_the_command_line_and_the_page(models, folders
         run(call)
     (line,) = [one for one in capfd.readouterr().err.splitlines() if one.startswith("error: ")]
     assert line.startswith("error: this model is made for inpainting") and line.endswith("give --image and --mask")
-    asked = read_request({"prompt": PROMPT}, make_parameters(("m",), Limits()))
+    asked = read_request({"prompt": PROMPT}, make_parameters(("m",)))
     with pytest.raises(ConfigError, match="^this model is made for inpainting.*; give image and mask$"):
         Painter({"m": models["inpainting"]}).prepare(asked)

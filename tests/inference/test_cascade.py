@@ -7,6 +7,7 @@ import zlib
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from PIL import Image
 
 import ppldm
@@ -14,7 +15,6 @@ from ppldm.cli.main import run
 from ppldm.diffusion.drawing import Drawing
 from ppldm.families.base import get_family
 from ppldm.inference.pictures.draw import SOURCE, read_settings
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError

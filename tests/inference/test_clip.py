@@ -6,11 +6,11 @@ import needs
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
+from noise import initial_noise
 from small_weights import UNET, write_clip
 
 import ppldm
-from ppldm.diffusion.guided import initial_noise
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError

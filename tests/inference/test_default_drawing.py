@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from command_line import parse_arguments
 
 import ppldm
 from ppldm.cli.main import run
@@ -13,10 +14,9 @@ from ppldm.diffusion.process import Process
 from ppldm.inference import pipeline
 from ppldm.inference.pictures.draw import read_settings
 from ppldm.inference.serving.paint import Painter
-from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
+from ppldm.inference.serving.parameters import make_parameters, read_request
 from ppldm.runs.read import RunFolder
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.sinks import old_pictures
+from ppldm.training.metrics import old_pictures
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
@@ -64,7 +64,7 @@ def test_every_door_draws_a_model_in_its_own_way(places, tmp_path, monkeypatch):
         model = ppldm.load(place)
         model.generate("picture 1", seed=5)
         model.generate("picture 1", seed=5, **OTHER)
-        painter, parameters = Painter({"it": model}), make_parameters(("it",), Limits())
+        painter, parameters = Painter({"it": model}), make_parameters(("it",))
         for asked in ({}, dict.fromkeys(KEPT), OTHER):
             prepared = painter.prepare(read_request({"prompt": "picture 1", **asked}, parameters))[0]
             asked_for.append(tuple(prepared[name] for name in KEPT))

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppldm.data.images.crop import CropRule
-from ppldm.data.images.decode import FORMATS, decode_pixels
+from ppldm.data.images import FORMATS, CropRule, decode_pixels
 from ppldm.evaluation.pictures import open_pictures
 from ppldm.inference.beginning import read_control, read_image, read_mask
 from ppldm.inference.serving.parameters import read_picture

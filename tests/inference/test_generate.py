@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import parse_arguments
 from PIL import Image
 from small_weights import small_weights
 
@@ -19,14 +20,12 @@ from ppldm.diffusion.drawing import Drawing
 from ppldm.inference.load import load
 from ppldm.inference.pictures.plan import Plan
 from ppldm.inference.pipeline import TextToImage
-from ppldm.inference.prompt_notes import describe_prompts
+from ppldm.inference.prompt_weights import describe_prompts
 from ppldm.inference.prompts import Request, read_requests
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.utils.grid import LINE_HEIGHT, pad_alike, prompt_grid, tile
-from ppldm.utils.pictures import caption_font, fit_text, save_png, wrap_text
+from ppldm.utils.pictures import LINE_HEIGHT, caption_font, fit_text, pad_alike, prompt_grid, save_png, tile, wrap_text
 from ppldm.weights.write import write_weights
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from small_weights import small_weights
 
 import ppldm
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.inference import half
+from ppldm.networks import engine
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.machine.devices import current_device
 from ppldm.weights.write import write_weights
@@ -28,8 +28,7 @@ def folder(tmp_path_factory):
 def test_what_is_drawn_with_is_cast_and_drawn_under_autocast(folder, monkeypatch):
     """On a device that is said to have it: on a CPU Paddle's casts have no effect, so that they are only seen here."""
     cast, entered = [], []
-    monkeypatch.setattr(half, "current_device", lambda: replace(current_device(), bfloat16=True))
-    monkeypatch.setattr("ppldm.inference.load.current_device", half.current_device)
+    monkeypatch.setattr("ppldm.inference.load.current_device", lambda: replace(current_device(), bfloat16=True))
     monkeypatch.setattr("paddle.amp.decorate", lambda **given: cast.append(given))
     autocast = paddle.amp.auto_cast
     monkeypatch.setattr(
@@ -52,7 +51,7 @@ def test_what_is_drawn_with_is_cast_and_drawn_under_autocast(folder, monkeypatch
 )
 def test_what_a_device_has_not_is_one_line(has, dtype, says):
     with pytest.raises(ConfigError, match=says):
-        half.check_dtype(dtype, replace(current_device(), **has))
+        engine.check_dtype(dtype, replace(current_device(), **has))
 
 
 def test_float32_changes_nothing(folder):

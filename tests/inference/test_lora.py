@@ -16,7 +16,7 @@ import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.lora import extract
+from ppldm.weights.lora import merge
 from ppldm.weights.lora.files import Lora, read_lora, write_lora
 from ppldm.weights.lora.merge import merge_lora
 from ppldm.weights.read import read_weights
@@ -61,7 +61,7 @@ def test_what_kohyas_form_has_no_name_for_is_refused_before_the_work(base, tmp_p
     tuned = read_weights(base)
     changed = small_lora({"text_encoder": tuned.components["text_encoder"]}, of="fc1")
     write_weights(merge_lora(tuned, changed), "ppdiffusers", tmp_path / "tuned")
-    monkeypatch.setattr(extract, "extract_lora", None)  # must not be reached
+    monkeypatch.setattr(merge, "extract_lora", None)  # must not be reached
     flags = ["--base", str(base), "--tuned", str(tmp_path / "tuned"), "--out", str(tmp_path / "found.safetensors")]
     with pytest.raises(ModelError, match="kohya's files know no layer .*fc1 of a text encoder that is not CLIP's"):
         run(["lora", "extract", *flags, "--to", "kohya"])

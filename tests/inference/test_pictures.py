@@ -14,11 +14,10 @@ from tiny_model import write_base
 import ppldm
 from ppldm.cli.main import run
 from ppldm.diffusion.drawing import Drawing
-from ppldm.inference.pictures.draw import infotext
-from ppldm.inference.pictures.source import model_sha256
+from ppldm.inference.pictures.draw import infotext, model_sha256
 from ppldm.utils import checksums
 from ppldm.utils.errors import ConfigError
-from ppldm.utils.grid import labelled_grid
+from ppldm.utils.pictures import labelled_grid
 
 # How webui reads a picture's text (modules/infotext_utils.py, parse_generation_parameters).
 FIELD = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')

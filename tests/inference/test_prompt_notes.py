@@ -11,9 +11,9 @@ from small_weights import small_weights, write_clip
 import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, count_words, load_tokenizer
-from ppldm.inference.prompt_notes import describe_prompts
+from ppldm.inference.prompt_weights import describe_prompts
 from ppldm.inference.serving.paint import Painter
-from ppldm.inference.serving.parameters import Limits, make_parameters, read_request
+from ppldm.inference.serving.parameters import make_parameters, read_request
 from ppldm.weights.read import read_weights
 from ppldm.weights.write import write_weights
 
@@ -53,7 +53,7 @@ def test_every_door_says_once_what_is_cut(place, tmp_path, caplog, monkeypatch):
     run(["generate", "--model", str(place), "--prompt", prompt, "a red heart", "--num-inference-steps", "1",
          "--num-samples", "2", "--out", str(tmp_path / "out")])  # fmt: skip
     assert warnings() == [one.replace("--prompt_syntax", "--prompt-syntax")]  # as the help has it
-    values = read_request({"prompt": prompt, "num_inference_steps": 1}, make_parameters(("it",), Limits()))
+    values = read_request({"prompt": prompt, "num_inference_steps": 1}, make_parameters(("it",)))
     answer = Painter({"it": model}).prepare(values)[2]
     assert all(part in answer for part in said) and "prompt_syntax" not in answer
     model.generate("a red heart", num_inference_steps=1)

@@ -7,8 +7,8 @@ import paddle
 import pytest
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.inference.pipeline import emphasise
 from ppldm.inference.prompt_weights import parse_weights, tokens_of
-from ppldm.inference.text_states import emphasise
 
 UP, DOWN = 1.1, 1 / 1.1
 

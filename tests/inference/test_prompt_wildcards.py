@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from ppldm.inference.prompt_wildcards import Wildcards
+from ppldm.inference.prompts import Wildcards
 from ppldm.utils.errors import ConfigError
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from small_weights import small_weights
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.families.common.ldm_build import build_model
+from ppldm.families.ldm_build import build_model
 from ppldm.inference.pipeline import TextToImage
 from ppldm.utils.errors import ConfigError, PpldmError
 

@@ -9,13 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.cached.file import CachedFile, cached_path, create_file, unfinished_path
+from ppldm.data.cached.file import CachedFile, cached_path, create_file, create_latents, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
-from ppldm.data.cached.latents import create_latents
 from ppldm.data.filelist import Source
 from ppldm.data.formats.part import Part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.crop import CropRule
+from ppldm.data.images import CropRule
 from ppldm.inspect.cached import describe_survey, has_faults, survey
 from ppldm.inspect.parts import PartName
 from ppldm.inspect.show import draw_latents
@@ -72,7 +71,7 @@ def test_every_row_is_counted_once(data, states):
             file.mark_bad(row, 1, "too_small")
         if state == "damaged":
             raw = bytearray(path.read_bytes())
-            raw[file._place(row, 1)[0] + 5] ^= 1
+            raw[file._place(row, 1).start + 5] ^= 1
             path.write_bytes(raw)
             file = CachedFile(path, writable=True)
     found = survey(names(data), 1, check_bytes=True)
@@ -109,7 +108,7 @@ def test_verify_and_stats_tell_what_is_there_and_what_is_wrong(data, run, capsys
     assert report["ok"] == 10 and report["cached"][0]["missing"] == 2 and report["bad_files"] == {}
     assert "latents of 8 of 10 rows" in run("stats", *ONE, "good.filelist")
     raw = bytearray(path.read_bytes())
-    raw[file._place(3, 0)[0]] ^= 1
+    raw[file._place(3, 0).start] ^= 1
     path.write_bytes(raw)
     write_latents(Part("a.gz"), flips=True, content=(5, 5))
     with pytest.raises(DataError, match="are damaged; the `ppldm precompute`"):

@@ -15,7 +15,7 @@ from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import Part
 from ppldm.data.formats.row import encode_row
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.inspect.histograms import draw_histogram, draw_reasons, quantiles
+from ppldm.inspect.measure import draw_histogram, draw_reasons, quantiles
 from ppldm.inspect.show import choose_rows, fit_image
 from ppldm.utils.errors import ConfigError, DataError, OutputError, PpldmError
 

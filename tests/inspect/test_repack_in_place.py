@@ -11,7 +11,7 @@ from PIL import Image
 
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats import part as part_module
-from ppldm.data.formats.index.entries import GZIP_MEMBERS
+from ppldm.data.formats.index import GZIP_MEMBERS
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row, encode_row
 from ppldm.inspect.repack import repack

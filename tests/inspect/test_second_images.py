@@ -8,8 +8,7 @@ import pytest
 from formats import WRITERS
 from PIL import Image
 
-from ppldm.data.control.preview import ControlPreview
-from ppldm.data.control.spec import make_filter
+from ppldm.data.control import ControlPreview, make_filter
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.layouts import FORMATS
 from ppldm.data.formats.open import open_part

@@ -3,7 +3,7 @@
 An area is a file beside this one, a list of
 
     {"name": "order_every_cycle_like_the_first",        what is wrong, unique in its area
-     "file": "ppldm/data/order/rows.py",                where
+     "file": "ppldm/data/order.py",                where
      "old": "…", "new": "…",                            text that stands once in the file, and what takes its place
      "tests": "tests/data/order/test_rows.py"}          what must fail: pytest's arguments, separated by spaces
 

@@ -6,8 +6,8 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
-from ppldm.families.common.ldm_build import build_model, weights_of
 from ppldm.families.ldm import LdmConfig
+from ppldm.families.ldm_build import build_model, weights_of
 from ppldm.networks.adapters import adapt
 from ppldm.training.compiled import compile_predict
 from ppldm.utils.errors import ConfigError
@@ -108,7 +108,8 @@ def test_recompute_and_graphs_change_nothing(tiny, other):
         loss.backward()
         gradients = {name: parameter.grad.numpy() for name, parameter in model.trained_parameters().items()}
         found.append({"loss": loss.numpy(), **gradients})
-    assert all(np.allclose(found[1][name], value, rtol=1e-5, atol=1e-7) for name, value in found[0].items())
+    # A graph has Paddle's own operators.
+    assert all(np.abs(found[1][name] - one).max() <= 1e-5 * np.abs(one).max() + 1e-7 for name, one in found[0].items())
 
 
 def test_the_draw_is_of_the_seed_alone(tiny):
@@ -170,7 +171,7 @@ def test_settings_that_cannot_work(asked, words):
         LdmConfig(**asked).check()
 
 
-@pytest.mark.turn("a family learns eight pictures", 3)
+@pytest.mark.turn("a family learns eight pictures", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [{**ALL, "lora_modules": ["attn", "conv"]}, {"lora_rank": 4}])
 def test_eight_pictures_are_learned(tiny, asked):

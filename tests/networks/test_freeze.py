@@ -5,6 +5,7 @@ import paddle
 import pytest
 from paddle import nn
 
+from ppldm.networks.cpu_operators.layers import use_cpu_operators
 from ppldm.networks.model import freeze
 
 LAYERS = {
@@ -19,9 +20,13 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_frozen_layer_gives_the_same_and_the_same_gradient_of_its_inputs(name):
+@pytest.mark.parametrize("operators", [False, True])
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_frozen_layer_gives_the_same_and_the_same_gradient_of_its_inputs(name, operators, graph):
     make, shape = LAYERS[name]
     layer, rng = make(), np.random.default_rng(0)
+    if operators:
+        use_cpu_operators(layer)
     for parameter in layer.parameters():
         parameter.set_value(rng.standard_normal(parameter.shape, dtype=np.float32))
     values, found = rng.standard_normal(shape, dtype=np.float32), []
@@ -29,7 +34,8 @@ def test_a_frozen_layer_gives_the_same_and_the_same_gradient_of_its_inputs(name)
         if frozen:
             freeze(layer)
         inputs = paddle.to_tensor(values, stop_gradient=False)
-        outputs = layer(inputs)
+        call = paddle.jit.to_static(paddle.jit.not_to_static(lambda x: layer(x)), full_graph=True, backend=None)
+        outputs = call(inputs) if graph else layer(inputs)
         scale = np.random.default_rng(1).standard_normal(outputs.shape, dtype=np.float32)
         (outputs * paddle.to_tensor(scale)).sum().backward()
         found.append((outputs.numpy(), inputs.grad.numpy()))

@@ -7,9 +7,8 @@ import paddle
 import pytest
 from paddle import nn
 
-from ppldm.networks.build import build_network
+from ppldm.networks.build import build_network, init_like_pytorch
 from ppldm.networks.configs import read_new_config
-from ppldm.networks.init import init_like_pytorch
 
 
 @pytest.mark.parametrize(

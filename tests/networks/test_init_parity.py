@@ -5,7 +5,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.networks.init import init_like_pytorch
+from ppldm.networks.build import init_like_pytorch
 
 needs.need("parity")
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import web
 from downloads import SETTINGS, write_metadata
+from filelists import read_filelist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.data.filelist import read_filelist
 from ppldm.data.formats.part import Part
 from ppldm.prepare.block_list import BlockList, read_block_list
 from ppldm.prepare.convert.convert import convert, convert_source

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from ppldm.training.commands.arguments import parse_arguments
+from command_line import parse_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "run_scripts/accept_gpu.sh"

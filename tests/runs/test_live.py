@@ -23,13 +23,12 @@ from ppldm.runs import read, watch
 from ppldm.runs.page import charts, now, thin
 from ppldm.runs.read import RunFolder, parse_lines
 from ppldm.runs.watch import make_page
-from ppldm.training.monitor.control import MOST_PROMPTS, current_prompts
-from ppldm.training.monitor.metrics import drop_after
+from ppldm.training.metrics import drop_after
+from ppldm.training.run_folder import MOST_PROMPTS, current_prompts
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.files import is_held, write_json
-from ppldm.utils.grid import cells_as_text, prompt_grid
-from ppldm.utils.pictures import save_png
-from ppldm.utils.processes.world import World
+from ppldm.utils.pictures import cells_as_text, prompt_grid, save_png
+from ppldm.utils.processes.ranks import World
 from ppldm.utils.web import server
 
 HOSTILE = "</textarea><script>document.title='taken'</script><img src=x onerror=alert(1)>"

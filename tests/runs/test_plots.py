@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ppldm.runs.plots import draw_loss, plot_loss
+from ppldm.runs.page import draw_loss, plot_loss
 from ppldm.utils.errors import DataError
 
 

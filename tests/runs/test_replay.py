@@ -13,8 +13,8 @@ from PIL import Image
 from toy_runs import ROOT, change_row, train
 
 from ppldm.cli.main import run as run_command
+from ppldm.runs.compare import describe_update, replay_update
 from ppldm.runs.read import open_run
-from ppldm.runs.replay import describe_update, replay_update
 from ppldm.utils.errors import CheckpointError, ConfigError
 
 
@@ -102,6 +102,7 @@ def test_the_command(straight, capsys):
         run_command(["replay", str(straight / "nowhere"), "--step", "1"])
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_an_update_of_two_ranks_is_made_again_by_one(tiny, tmp_path, dropout):

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from legible import OVERFLOWS
 
-from ppldm.evaluation.result import FORMAT
+from ppldm.evaluation.measure import FORMAT
 from ppldm.runs import page
-from ppldm.runs.page import facts, read_whole, training_hours
-from ppldm.runs.plots import read_sweep
+from ppldm.runs.page import facts, read_sweep, read_whole, report, training_hours
 from ppldm.runs.read import RunFolder
-from ppldm.runs.report import report
 from ppldm.utils.errors import ConfigError, DataError
 from ppldm.utils.files import write_json
 from ppldm.utils.pictures import save_png

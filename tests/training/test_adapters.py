@@ -5,16 +5,16 @@ import json
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from tiny_model import load_pipeline, make_model
 
 from ppldm.data.text.tokenizer import load_tokenizer
-from ppldm.families.common.ldm_build import weights_of
-from ppldm.training.commands.arguments import parse_arguments
+from ppldm.families.ldm_build import weights_of
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ModelError
 from ppldm.weights.lora.files import read_lora
-from ppldm.weights.lora.tokens import read_tokens
+from ppldm.weights.lora.merge import read_tokens
 from ppldm.weights.model_file import read_model_file
 from ppldm.weights.read import read_weights
 from ppldm.weights.write import write_weights

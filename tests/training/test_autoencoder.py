@@ -6,13 +6,13 @@ import shutil
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from safetensors.numpy import load_file
 from small_lpips import write_lpips
 
 from ppldm.cli.main import run as command
 from ppldm.families.autoencoder import AutoencoderConfig
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from PIL import Image
 from shaped import write_shaped
 from toy import registered_toy
@@ -20,11 +21,9 @@ from visualdl import LogReader
 from ppldm.cli.main import run as run_command
 from ppldm.families.base import get_family
 from ppldm.training import prepare as module
-from ppldm.training.checkpoint.checkpoint import verify
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.monitor.sinks import VISUALDL_FILE
+from ppldm.training.metrics import VISUALDL_FILE, read_metrics
 from ppldm.training.prepare import prepare, run_identity
+from ppldm.training.run_folder import verify
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
@@ -189,6 +188,7 @@ def start(words, *prefix):
     )  # fmt: skip
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 3)
 @pytest.mark.slow
 def test_two_processes_train_on_the_samples_of_one(lists, straight, tmp_path):
     launch = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", str(tmp_path / "log"))
@@ -201,6 +201,7 @@ def test_two_processes_train_on_the_samples_of_one(lists, straight, tmp_path):
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(straight), rtol=1e-4)
 
 
+@pytest.mark.turn("a killed training loses nothing", 2)
 @pytest.mark.slow
 def test_a_kill_loses_nothing(lists, straight, tmp_path):
     process = start(toy_flags(lists, tmp_path / "run", max_steps=60, save_total_limit=300))

@@ -4,15 +4,16 @@ import math
 from fractions import Fraction
 
 import pytest
+from command_line import parse_arguments
 
+from ppldm.config.load import list_presets
 from ppldm.config.option import options
-from ppldm.config.presets import list_presets
-from ppldm.config.recipe import defaults, flatten
+from ppldm.config.recipe import defaults
 from ppldm.config.training import TrainingOptions
 from ppldm.families.base import get_family, list_families
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.commands.arguments import parse_arguments, read_recipe, warn_of_idle
-from ppldm.training.optimizer.adamw import lr_factor
+from ppldm.training.adamw import lr_factor
+from ppldm.training.commands.train import read_recipe, warn_of_idle
 from ppldm.training.rows import count_steps
 from ppldm.utils.errors import ConfigError
 
@@ -44,7 +45,7 @@ def test_epochs_are_the_rows_times_so_many_wherever_they_are_given(source, confi
 @pytest.mark.parametrize("family", list_families())
 @pytest.mark.parametrize("loop", [True, False])
 def test_no_default_of_another_budget_stands_against_epochs(family, loop):
-    usual = flatten(defaults(get_family(family).Config, loop))
+    usual = defaults(get_family(family).Config, loop)
     assert usual["run.max_steps"] <= 0 and usual["run.max_samples"] is None and usual["run.num_train_epochs"] > 0
 
 

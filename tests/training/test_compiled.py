@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from tiny_model import make_batch, make_model
 
-from ppldm.training.checkpoint.checkpoint import read_manifest
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.compiled import CompiledPrediction
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.run_folder import read_manifest
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"max_steps": 4, "save_steps": 2, "use_ema": True}
@@ -111,6 +111,7 @@ def test_loss_and_gradients_are_those_of_the_modules(tiny, freeze, sizes):
     assert list(model.state_dict()) == names
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no_trainer", "trainer"])
 def test_two_processes_are_one_with_twice_the_batch(tiny, plain, tmp_path, kind):

@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from ppldm.training.train import UpdateGuard
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 from tests.training.test_loops import assert_equal_to_the_bit, losses, train, weights
 
 

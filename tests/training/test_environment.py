@@ -17,8 +17,7 @@ from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.families.base import get_family
 from ppldm.training.commands.train import check_early, run_recipe
-from ppldm.utils import hidden
-from ppldm.utils.hidden import hide, reveal
+from ppldm.utils.text import hide, note_hidden, reveal
 
 SECRET = "hidden-7c1f"
 
@@ -144,8 +143,7 @@ def test_nothing_that_a_run_writes_holds_what_came_from_the_environment(environm
 def test_every_text_among_the_settings_is_tried_or_is_no_secret():
     tried = {f"{section}.{name}" for recipe in RECIPES.values() for section, values in recipe.items()
              if isinstance(values, dict) for name, value in values.items() if "${" in str(value)}  # fmt: skip
-    options = [one for config in (get_family("ldm").Config, TOY.Config) for known in schema_of(config).values()
-               for one in known.values()]  # fmt: skip
+    options = [one for config in (get_family("ldm").Config, TOY.Config) for one in schema_of(config).values()]
     texts = {one.key for one in options if one.type is str and not one.choices}
     models = {"model.unet_name_or_path", "model.pretrained_text_encoder_name"}  # as model.vae_name_or_path
     assert texts - tried == OF_THE_MODEL | NO_SECRETS | models
@@ -153,8 +151,8 @@ def test_every_text_among_the_settings_is_tried_or_is_no_secret():
 
 def test_a_text_is_hidden_whole_inside_and_in_its_plain_form(monkeypatch):
     assert hide("a/b") == "a/b"
-    hidden.note("./secret//x", "${oc.env:A}")
-    hidden.note("b", "${oc.env:B}")
+    note_hidden("./secret//x", "${oc.env:A}")
+    note_hidden("b", "${oc.env:B}")
     for text, shown in {"b": "${oc.env:B}", "a bee": "a bee", "/c/secret/x/y": "/c/${oc.env:A}/y"}.items():
         assert hide(text) == shown
     monkeypatch.setenv("A", "/z")

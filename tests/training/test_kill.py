@@ -12,8 +12,8 @@ import pytest
 from forking import forking, kill, stop_when
 from sampling import ALL
 
-from ppldm.training.checkpoint.checkpoint import verify
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
+from ppldm.training.run_folder import verify
 from ppldm.weights.folders import list_checkpoints, step_of
 
 KILLS = 30 if ALL else 6
@@ -21,8 +21,8 @@ MOMENTS = ["starting", "training", "saving"] * (KILLS // 3)
 
 IMPORTS = """
 import json
-from ppldm.data.images.resize import compile_kernels
-from ppldm.training.commands.arguments import parse_arguments
+import ppldm.data.kernels
+from command_line import parse_arguments
 from ppldm.training.train import run_loop
 from ppldm.training.prepare import prepare
 from ppldm.training.trainer import run_trainer
@@ -31,8 +31,6 @@ def go(line):
     kind, flags = json.loads(line)
     run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop"))
     (run_loop if kind == "loop" else run_trainer)(run)
-
-compile_kernels()
 """
 
 

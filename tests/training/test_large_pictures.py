@@ -8,7 +8,7 @@ from PIL import Image
 from ppldm.config.data import DataOptions
 from ppldm.config.recipe import Recipe
 from ppldm.data.filelist import read_sources
-from ppldm.training.doctor.rows import look_at_sizes
+from ppldm.training.doctor.run import look_at_sizes
 from ppldm.training.rows import describe_large
 
 

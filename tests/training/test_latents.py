@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from formats import write_mds
 from sampling import ALL
 
-from ppldm.data.cached.latents import Latents
+from ppldm.data.cached.file import Latents
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part
 from ppldm.networks.build import build_network, save_component
 from ppldm.networks.configs import read_new_config
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
@@ -172,7 +172,7 @@ def test_shards_of_micro_diffusion_are_trained_on(tiny, runs, tmp_path):
     }
     for number, path in enumerate(sorted(folder.glob("*.latents"))):
         latents = Latents(path)
-        rows = [(latents.captions(row)[0], latents.read(row, 0)[0]) for row in range(len(latents))]
+        rows = [(latents.texts(row).caption, latents.read(row, 0)[0]) for row in range(len(latents))]
         write_mds(tmp_path / f"shard.{number:05}.mds", rows, columns)
     write_filelist(tmp_path / "mds.filelist", sorted(tmp_path.glob("*.mds")))
     write_filelist(tmp_path / "mds.list", ["mds.filelist format=mds latents=cached"])
@@ -189,6 +189,7 @@ def test_shards_of_micro_diffusion_are_trained_on(tiny, runs, tmp_path):
         train(tiny, tmp_path / "other", file_list=tmp_path / "mds.list", resolution=16)
 
 
+@pytest.mark.turn("a long run on cached files is the one on pictures and captions", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float16", 1e-3), ("float32", 1e-6)])
 def test_a_long_run_on_latents_is_the_one_on_pictures(tiny, tmp_path, dtype, tolerance):
@@ -210,6 +211,7 @@ def start(tiny, folder, *prefix, **changes):
     )  # fmt: skip
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 3)
 @pytest.mark.slow
 def test_two_ranks_keep_each_row_once(tiny, runs, tmp_path):
     folder, _, _, ondemand = runs
@@ -227,6 +229,7 @@ def test_two_ranks_keep_each_row_once(tiny, runs, tmp_path):
             np.testing.assert_allclose(one.read(row, 0), other.read(row, 0), rtol=2e-3, atol=1e-5)
 
 
+@pytest.mark.turn("a killed training loses nothing", 2)
 @pytest.mark.slow
 def test_a_kill_while_latents_are_kept_changes_nothing(tiny, runs, tmp_path):
     """At some moments of the first epoch; the run that goes on ends with the bits of one that nothing stopped."""

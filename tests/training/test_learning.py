@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import parse_arguments
 
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 

@@ -8,11 +8,11 @@ import signal
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 
-from ppldm.training.checkpoint.checkpoint import read_manifest
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.run_folder import read_manifest
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import (
@@ -99,7 +99,7 @@ def _flat(state):
      ("trainer", signal.SIGTERM, 75), ("trainer", signal.SIGUSR1, 75)],
 )  # fmt: skip
 def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, kind, number, status, monkeypatch):
-    from ppldm.training.monitor.report import Reporter
+    from ppldm.training.report import Reporter
 
     flags = tiny.flags(tmp_path / "run", max_steps=6, save_steps=100, use_ema=True)
     after_update = Reporter.after_update
@@ -285,7 +285,7 @@ def test_checkpoints_beside_the_training_are_those_that_it_waits_for(tiny, strai
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_full_disk_is_survived_but_not_at_the_end(tiny, tmp_path, kind, beside, monkeypatch, capfd):
     free = iter([1 << 40, 0, 1 << 40, 0])  # before the checkpoints after updates 1, 2, 3 and 4
-    monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: next(free))
+    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: next(free))
     with pytest.raises(DiskFullError, match=r"checkpoint-4 needs 0\.0\d\d GB, .* has 0.000 GB free"):
         train(kind, tiny.flags(tmp_path / "run", max_steps=4, save_steps=1, use_async_save=beside))
     assert "update 2 is not saved, training goes on" in capfd.readouterr().err

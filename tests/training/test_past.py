@@ -7,24 +7,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import parse_arguments
 from PIL import Image
 from toy import registered_toy
 from toy_runs import train as train_toy
 
 from ppldm.cli.main import run as run_command
 from ppldm.data.filelist import write_filelist
-from ppldm.data.order.step_sampler import StepSampler
+from ppldm.data.order import StepSampler
 from ppldm.prepare.convert.convert import convert_source
 from ppldm.prepare.provenance.forget import forget_rows
 from ppldm.prepare.provenance.forgotten import Forgotten
 from ppldm.runs.read import open_run
 from ppldm.runs.remake import remade
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.past import opened_past
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ConfigError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 NUM_ROWS, BAD = 30, {4, 5, 6, 17, 22}  # of these the caption that is asked for is missing
 

@@ -5,11 +5,11 @@ import os
 import signal
 
 import pytest
+from command_line import parse_arguments
 
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import METRICS_FILE, read_metrics
-from ppldm.training.monitor.report import Reporter
+from ppldm.training.metrics import METRICS_FILE, read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.report import Reporter
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, DiskFullError, OutputError
@@ -80,7 +80,7 @@ def test_a_signal_on_a_full_disk_is_an_error(tiny, tmp_path, kind, sent_before, 
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(Reporter, "after_update", send)
-    monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: next(free))
+    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: next(free))
     stopped_at = 2 if sent_before == "update" else 3
     with pytest.raises(DiskFullError, match=f"checkpoint-{stopped_at} needs .* 0.000 GB free") as caught:
         train(tiny.flags(tmp_path, max_steps=5, save_steps=1), kind)

@@ -2,12 +2,13 @@
 
 import paddle
 import pytest
-from ppdiffusers.models.attention_processor import AttnProcessor
+from command_line import parse_arguments
 
-from ppldm.config.recipe import defaults, flatten
+from ppldm.config.recipe import defaults
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.commands.arguments import make_parser, parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.networks.cpu_operators.layers import plain_attention
+from ppldm.training.commands.train import make_parser
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
@@ -28,7 +29,7 @@ def test_switches_change_nothing_on_a_cpu_and_say_so(tiny, tmp_path, caplog, mon
     monkeypatch.setattr(get_logger(), "propagate", True)
     plain, run = losses(tiny, tmp_path / "plain")
     assert "does nothing on a CPU" not in caplog.text
-    assert {type(p) for p in run.state.model.unet.attn_processors.values()} == {AttnProcessor}
+    assert {type(p) for p in run.state.model.unet.attn_processors.values()} == {type(plain_attention())}
     switched, _ = losses(tiny, tmp_path / "switched", tf32=True, cudnn_search=True, fused_adamw=True)
     assert switched == pytest.approx(plain, rel=1e-6)
     for name in ("tf32", "cudnn_search"):
@@ -43,7 +44,7 @@ def test_attention_for_gpus_is_refused_on_a_cpu(tiny, tmp_path):
 
 def test_all_are_off_by_default_and_help_says_how_to_turn_off_the_tuning_of_cpus():
     for loop in (True, False):
-        usual = flatten(defaults(LdmConfig, loop))
+        usual = defaults(LdmConfig, loop)
         for name in ("tf32", "cudnn_search", "fused_adamw", "to_static"):
             assert usual[f"compute.{name}"] is False
         assert usual["model.enable_xformers_memory_efficient_attention"] is False

@@ -6,12 +6,12 @@ import os
 import signal
 
 import pytest
+from command_line import parse_arguments
 
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.monitor.report import Reporter
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
-from ppldm.training.start import (
+from ppldm.training.report import Reporter
+from ppldm.training.run_folder import (
     Job,
     Start,
     begins_anew,

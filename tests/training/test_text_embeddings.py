@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+from command_line import parse_arguments
 from sampling import ALL
 from small_weights import UNET, write_clip
 
@@ -16,8 +17,7 @@ from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.loader import first_epoch
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
@@ -95,7 +95,7 @@ def test_masks_and_empty_captions_are_those_of_the_online_run(tiny, clip, runs, 
     assert (cached["encoder_attention_mask"] == online["encoder_attention_mask"]).all()
     empty = [not rows.any() for rows in hidden]
     assert any(empty) == (empty_caption == "zeros") and not all(empty)
-    assert again == pytest.approx(loss, rel=1e-3) and again != loss
+    assert again == pytest.approx(loss, rel=1e-3) and (cached["encoder_hidden_states"].numpy() != hidden).any()
 
 
 @pytest.mark.slow
@@ -162,6 +162,7 @@ def test_a_model_that_guides_with_zeros_says_so(tiny, clip, runs, tmp_path):
     assert "trained with zeros" in (tmp_path / "run/pipeline/README.md").read_text()
 
 
+@pytest.mark.turn("a long run on cached files is the one on pictures and captions", 1)
 @pytest.mark.slow
 def test_a_long_run_on_embeddings_is_the_one_on_captions(tiny, clip, tmp_path):
     """With a frozen LDMBert, whose padding is masked, from a pipeline."""

@@ -4,11 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppldm.training.monitor.control import Order
-from ppldm.training.monitor.interval_metrics import Update
-from ppldm.training.monitor.report import Reporter
-from ppldm.training.train import StopRequest, Updates
-from ppldm.utils.processes.world import World
+from ppldm.training.report import Reporter, Update
+from ppldm.training.run_folder import Order
+from ppldm.training.train import Updates
+from ppldm.utils.processes.ranks import World
 
 MAX_STEPS = 9
 
@@ -16,23 +15,22 @@ MAX_STEPS = 9
 def follow(events: dict[int, str], periods=(3,)) -> list[int]:
     """The steps that are saved of a run in which the updates of `events` are bad, or after which the user asks for
     something."""
-    is_due = lambda step: step == MAX_STEPS or any(step % one == 0 for one in periods)  # noqa: E731
-    nothing = {"check_ranks": lambda step: None, "keep_snapshots": lambda step: None}
-    run = SimpleNamespace(world=World(), max_steps=MAX_STEPS, saves_after=is_due, **nothing)
+    arguments = SimpleNamespace(save_steps=periods[0], backup_every=sum(periods[1:]))
+    run = SimpleNamespace(world=World(), max_steps=MAX_STEPS, arguments=arguments, snapshots=None)
     updates = Updates.__new__(Updates)
     updates.run, updates._save_is_due = run, False
     updates.reporter = SimpleNamespace(after_update=lambda *facts: None)
-    updates.guard, updates.request = SimpleNamespace(num_skipped_in_a_row=0), StopRequest()
+    updates.guard, updates.request = SimpleNamespace(num_skipped_in_a_row=0), SimpleNamespace(number=0)
     saved = []
     for step in range(1, MAX_STEPS + 1):
         event = events.get(step, "")
         updates.guard.num_skipped_in_a_row = updates.guard.num_skipped_in_a_row + 1 if "bad" in event else 0
         orders = Order(sum(order for order in Order if order.file in event))
-        after = updates.finish(step, Update(0.0, 0.0, "stop" in event, orders=orders), [])
-        assert after.stop == ("stop" in event or step == MAX_STEPS)
-        saved += [step] * bool(after.save)
-        assert bool(updates.request) == ("stop" in event)  # which is how a run says why it ends
-        if after.stop:
+        save, stop = updates.finish(step, Update(0.0, 0.0, "stop" in event, orders=orders), [])
+        assert stop == ("stop" in event or step == MAX_STEPS)
+        saved += [step] * bool(save)
+        assert bool(updates.request.number) == ("stop" in event)  # which is how a run says why it ends
+        if stop:
             break
     return saved
 
@@ -58,4 +56,4 @@ def test_when_a_run_is_saved(events, saved):
 
 def test_a_reporter_touches_nothing_before_its_block(tmp_path):
     run = SimpleNamespace(interval=object())  # no folder, no arguments: they are asked when it begins
-    assert Reporter(run).writer is None and not list(tmp_path.iterdir())
+    assert Reporter(run).sinks == [] and not list(tmp_path.iterdir())

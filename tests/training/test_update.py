@@ -10,18 +10,19 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from poison import poisoned
 
-from ppldm.data.order.rows import Mix
+from ppldm.data.order import Mix
 from ppldm.networks.model import Loss, Model
-from ppldm.training.checkpoint.checkpoint import TrainingState, verify
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
+from ppldm.training.checkpoint import TrainingState
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare as prepare_run
+from ppldm.training.run_folder import verify
 from ppldm.training.train import UpdateGuard, run_loop, train_step
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 from ppldm.weights.folders import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +73,21 @@ def test_weights_optimizer_and_average_are_those_before_the_skip(tiny, tmp_path,
         for key, value in before.items():
             if not isinstance(value, dict):
                 assert (np.asarray(value) == np.asarray(after[key])).all(), key
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_an_update_leaves_no_gradients_which_another_would_find_as_zeros(tiny, tmp_path, kind, monkeypatch):
+    prepared = prepare(kind, tiny.flags(tmp_path, max_steps=2, per_device_train_batch_size=8))
+    model, found = prepared.state.model, []
+    forward, learned = model.forward, [one for one in model.parameters() if not one.stop_gradient]
+
+    def watched(*inputs, **named):
+        found.append([one.grad for one in learned])
+        return forward(*inputs, **named)
+
+    monkeypatch.setattr(model, "forward", watched)
+    run(kind, prepared)
+    assert found == [[None] * len(learned)] * 2
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
@@ -153,6 +169,7 @@ def test_a_skipped_update_leaves_the_model_in_training(pixels):
     assert guard.state.model.w.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, recompute", [("loop", True), ("trainer", True), ("trainer", False)])
 def test_two_ranks_skip_alike(tiny, tmp_path, kind, recompute):

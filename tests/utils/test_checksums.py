@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from ppldm.utils.checksums import checksum_file, checksum_json, file_sha256, measure, measure_file
+from ppldm.utils.checksums import checksum_file, checksum_json, hash_file, measure, measure_file
 
 CONTENT = bytes(range(256)) * 8193  # more than one block, and not a whole number of them
 
@@ -24,7 +24,7 @@ def test_a_file_is_measured_whole(tmp_path):
     assert measure_file(path) == (len(CONTENT), zlib.crc32(CONTENT))
     assert checksum_file(path) == {"bytes": len(CONTENT), "crc32": zlib.crc32(CONTENT)}
     path.write_bytes(b"abc")
-    assert file_sha256(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert hash_file(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 
 
 def test_settings_have_one_checksum_in_any_order():

@@ -11,7 +11,7 @@ import pytest
 from ppldm.utils import checksums, jobs
 from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import lock_folder
-from ppldm.utils.jobs import JobFolder, Piece, find_finished, finish, has_key, list_pieces, make_key, take_fingerprint
+from ppldm.utils.jobs import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_fingerprint
 
 
 @pytest.fixture
@@ -81,7 +81,11 @@ def test_a_piece_is_the_bytes_it_names(folder):
     assert take_fingerprint([Piece(folder / "nul\0", "x")]) == take_fingerprint([Piece(folder / "none", "x")])
 
 
-def test_a_key_is_settings_and_content(folder):
+def test_a_key_is_settings_and_content(tmp_path):
+    def has_key(record, key) -> bool:
+        (tmp_path / "record").write_text(json.dumps(record))
+        return find_finished(tmp_path / "record", key, lambda _: True) is not None
+
     key = {"settings": {"size": 1, "names": ("a",)}, "input": {"state": "s", "content": "c"}}
     record = {"key": {"settings": {"size": 1, "names": ["a"]}, "input": {"state": "t", "content": "c"}}}
     assert has_key(record, key)

@@ -15,9 +15,9 @@ from forking import state_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppldm.demo.quickstart import plan
 from ppldm.utils import stages as stages_module
 from ppldm.utils.errors import Interrupted, PpldmError
-from ppldm.utils.machine import resources
 from ppldm.utils.stages import Record, Stage, describe, describe_time, expect, run_stages, slowness
 
 NAMES = ("data", "model", "pictures")
@@ -72,7 +72,9 @@ def test_another_command_starts_anew_and_takes_the_later_results_with_it(tmp_pat
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["longer"]
     assert [path.name for path in (tmp_path / ".before/model").iterdir()] == ["model"]
     assert run_again(tmp_path, make_stages(model="again")) == ["model", "pictures"]
-    assert [path.name for path in (tmp_path / ".before/model").iterdir()] == ["longer"]
+    assert f"is kept in {tmp_path / '.before-2'}\n" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / ".before-2/model").iterdir()] == ["longer"]
+    assert [path.name for path in (tmp_path / ".before/model").iterdir()] == ["model"]
     assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["data"]
 
 
@@ -161,7 +163,7 @@ def test_a_stage_is_told_by_what_a_free_machine_takes(tmp_path, monkeypatch):
     assert (record["seconds"], record["usual_seconds"]) == (30, 10)
 
 
-def test_the_machine_is_known_by_its_products_and_its_cores(monkeypatch):
+def test_the_machine_is_known_by_its_sums_and_its_cores(monkeypatch):
     now = [0.0]
 
     def tick() -> float:
@@ -169,8 +171,17 @@ def test_the_machine_is_known_by_its_products_and_its_cores(monkeypatch):
         return now[0]
 
     monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=tick))
-    monkeypatch.setattr(resources, "count_usable_cores", lambda: 1)
-    assert slowness() == pytest.approx(2 * 2e-5 / (2 * 64**3 / 85e9), rel=0.001)
+    monkeypatch.setattr(stages_module, "count_usable_cores", lambda: 1)
+    assert slowness() == pytest.approx(2 * 2e-5 * 4400, rel=0.001)
+
+
+def test_an_update_takes_less_where_networks_compute_by_ppldms_operators(monkeypatch, tmp_path):
+    found = []
+    for has_them in (True, False):
+        monkeypatch.setattr(stages_module, "has_avx512", lambda has_them=has_them: has_them)
+        stages = {one.name: one.seconds for one in plan(tmp_path, 1000, 1000, 2)}
+        found.append((stages["diffusion"], stages["autoencoder"]))
+    assert all(fast < slow for fast, slow in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import ComponentWeights, from_torch, to_torch
 from ppldm.weights.fill import component_of, describe_model, fill_component
 from ppldm.weights.formats.files import write_safetensors
-from ppldm.weights.layouts.cascade import modern_names, write_cascade
+from ppldm.weights.layouts.published import modern_names
 from ppldm.weights.read import read_component
+from ppldm.weights.write import write_cascade
 
 TINY = {"cascade_prior": "cascade_c_tiny", "cascade_decoder": "cascade_b_tiny", "effnet": "effnet_tiny",
         "vqgan": "vqgan_tiny"}  # fmt: skip
@@ -118,7 +119,7 @@ def test_the_export_command_takes_files_and_folders(tmp_path):
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind in STAGES for name in ("3b", "1b", "700m", "tiny")])
 def test_published_sizes_are_told_apart(kind, name, tmp_path):
-    from ppldm.weights.layouts.cascade import _published_config, _sides
+    from ppldm.weights.layouts.published import _published_config, _sides
 
     file = CONFIG_DIR / f"cascade_{'c' if kind == 'cascade_prior' else 'b'}_{name}.json"
     if file.is_file():

@@ -8,10 +8,9 @@ from small_weights import small_weights
 from ppldm.cli.main import run
 from ppldm.utils.errors import ModelError
 from ppldm.weights.components import Weights
-from ppldm.weights.layouts.cascade import write_cascade
 from ppldm.weights.lora.files import write_lora
-from ppldm.weights.lora.tokens import write_tokens
-from ppldm.weights.write import FORMATS, write_component, write_weights
+from ppldm.weights.lora.merge import write_tokens
+from ppldm.weights.write import FORMATS, write_cascade, write_component, write_weights
 
 BAD = [np.nan, np.inf, -np.inf]
 

@@ -13,7 +13,7 @@ from small_weights import CONFIGS, differences, small_weights
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.diffusion.process import Process
-from ppldm.families.common.ldm_build import build_model, weights_of
+from ppldm.families.ldm_build import build_model, weights_of
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import ComponentWeights, is_linear_weight
 from ppldm.weights.configs import complete_config
@@ -395,8 +395,8 @@ def test_exports_need_everything(weights, tmp_path):
 
 def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
     """A pipeline and a .ckpt with another text encoder: its VAE and UNet start a model with an LDMBert."""
-    from ppldm.families.common.ldm_build import build_ldm
     from ppldm.families.ldm import LdmConfig
+    from ppldm.families.ldm_build import build_ldm
 
     weights = small_weights(3)
     write_weights(weights, "diffusers", tmp_path / "sd")
@@ -425,17 +425,15 @@ def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
 
 
 def test_a_ckpt_without_yaml_is_the_published_size_of_its_depth(tmp_path):
-    from ppldm.weights.layouts.compvis import _compvis_params
-
     names = {f"cond_stage_model.transformer.attn_layers.layers.{n}.0.weight" for n in range(64)}
     for depth, width in ((32, 1280), (12, 768)):
         own = {name for name in names if int(name.split(".")[4]) < 2 * depth}
-        _, params = _compvis_params(tmp_path / "a.ckpt", None, own)
-        assert params["cond_stage_config"]["params"] == {
-            "n_embed": width, "n_layer": depth, "vocab_size": 30522, "max_seq_len": 77
-        }  # fmt: skip
-        assert params["unet_config"]["params"]["context_dim"] == width
-    assert _compvis_params(tmp_path / "a.ckpt", None, set()) is None
+        _, configs, _ = compvis._described(tmp_path / "a.ckpt", None, own)
+        assert configs["text_encoder"].items() >= {
+            "d_model": width, "encoder_layers": depth, "vocab_size": 30522, "max_position_embeddings": 77
+        }.items()  # fmt: skip
+        assert configs["unet"]["cross_attention_dim"] == width
+    assert compvis._described(tmp_path / "a.ckpt", None, set()) is None
 
 
 def test_a_schedule_without_signal_at_its_end(tmp_path):

@@ -16,15 +16,19 @@ import peft  # noqa: E402
 import torch  # noqa: E402
 from transformers import CLIPTextModel, CLIPTokenizer  # noqa: E402
 
-from ppldm.data.text.clip_tokenizer import ClipTokenizer  # noqa: E402
+from ppldm.data.text.tokenizer import ClipTokenizer  # noqa: E402
 from ppldm.diffusion.process import Process  # noqa: E402
 from ppldm.families.ldm import LdmConfig  # noqa: E402
 from ppldm.networks.adapters import adapt  # noqa: E402
 from ppldm.networks.latent_diffusion import LatentDiffusionModel  # noqa: E402
+from ppldm.weights.configs import PUBLISHED_SCHEDULE  # noqa: E402
 from ppldm.weights.fill import fill_component  # noqa: E402
-from ppldm.weights.lora.merge import lora_of, tokens_of, write_adapters  # noqa: E402
-from ppldm.weights.lora.tokens import read_tokens  # noqa: E402
-from ppldm.weights.noise_schedule import PUBLISHED_SCHEDULE  # noqa: E402
+from ppldm.weights.lora.merge import (  # noqa: E402
+    lora_of,
+    read_tokens,  # noqa: E402
+    tokens_of,
+    write_adapters,
+)
 from ppldm.weights.read import read_component  # noqa: E402
 from ppldm.weights.write import write_weights  # noqa: E402
 

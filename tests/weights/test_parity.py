@@ -16,11 +16,12 @@ needs.need("parity")
 import diffusers  # noqa: E402
 import torch  # noqa: E402
 from diffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel  # noqa: E402
+from noise import initial_noise  # noqa: E402
 
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab  # noqa: E402
 from ppldm.diffusion.drawing import Drawing  # noqa: E402
-from ppldm.diffusion.guided import draw, initial_noise, sample_latents  # noqa: E402
-from ppldm.families.common.ldm_build import build_model  # noqa: E402
+from ppldm.diffusion.guided import draw, sample_latents  # noqa: E402
+from ppldm.families.ldm_build import build_model  # noqa: E402
 from ppldm.weights.components import PADDLE_ONLY, TORCH_ONLY  # noqa: E402
 from ppldm.weights.formats.torch_files import read_torch  # noqa: E402
 from ppldm.weights.layouts import compvis  # noqa: E402

@@ -8,7 +8,7 @@ from small_weights import small_weights
 import ppldm
 from ppldm.cli.main import run as run_command
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.inference.pictures.source import describe_source
+from ppldm.inference.pictures.draw import describe_source
 from ppldm.runs.read import follow
 from ppldm.runs.watch import make_page
 from ppldm.training.commands.finetune import read_start
@@ -16,7 +16,7 @@ from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.files import write_json
 from ppldm.weights.configs import read_folder_config
 from ppldm.weights.fetch import locate_model
-from ppldm.weights.runs import find_runs, model_in, one_run, runs_in
+from ppldm.weights.folders import find_runs, model_in, one_run, runs_in
 from ppldm.weights.write import write_weights
 
 

@@ -1,13 +1,9 @@
 """The file of what a frozen network makes of a part: an array for each row and variant, or why there is none.
 
-Latents (`cached.latents`) and embeddings of captions (`cached.run`) are such files; what an array is, and how many a
-row has, is said by key (`cached.key`) and header. In use:
-
-    create_file(path, key, header, codes, sizes, texts)      with all rows missing
-    file = CachedFile(path, key)                             writable=True to fill in what is missing
-    file.read(row, variant)                                  float32; None where it is not computed yet; RowError as
-                                                             what it was made from would have raised
-    file.write(row, variant, array)                          returns it rounded, as every later `read` gives it
+Latents and embeddings of captions are such files; what an array is, and how many a row has, is said by key
+(`cached.key`) and header. That of latents has `channels` and `factor`, pixels a side to one latent, and `engine` where
+that was not eager; the code of a row is the number of its shape among those of the key, or `shapes.NO_SHAPE`. Its
+arrays are float32 [2, C, h, w], mean and standard deviation, unscaled.
 
 Little endian:
 
@@ -23,10 +19,9 @@ Little endian:
     checksums     u32 [rows, variants]  CRC-32 of the array; where it cannot be used, of the state
     arrays        for each row its arrays, one after another, in the dtype of the key
 
-The first sections are written once, with the file, and checked when it is opened. Arrays are written in place, then
-their checksum, then their state: a process that is killed leaves a row missing, never a wrong one, and several
-processes of a machine may write other rows of one file. Sections begin at multiples of 64 bytes; what is missing takes
-no space on file systems that know holes.
+The first sections are written once and checked when the file is opened. Arrays are written in place, then their
+checksum, then their state: a process that is killed leaves a row missing, never a wrong one, and several processes of a
+machine may write other rows of one file. Sections begin at multiples of 64 bytes; what is missing is a hole.
 """
 
 import json
@@ -34,10 +29,11 @@ import math
 import os
 import struct
 import weakref
+import zlib
 from collections.abc import Callable, Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +42,9 @@ from isal import isal_zlib
 from ...config.data import EAGER
 from ...utils.errors import ConfigError, PartError, RowError
 from ...utils.files import atomic_write, naming_full_disk
+from ..filelist import Source
+from ..formats.row import Row, Rows
+from ..shapes import NO_SHAPE
 from .key import CacheKey, Cells, EmbeddingsKey, LatentsKey
 
 MISSING, PRESENT, _FIRST_REASON = 0, 1, 2
@@ -67,12 +66,8 @@ _REMEDY = "the same `ppldm precompute` makes it again"
 def create_file(
     path: Path, key: CacheKey, header: dict, codes: np.ndarray, sizes: np.ndarray, texts: list[bytes]
 ) -> None:
-    """Write a file of which all rows are missing, atomically; one that is there is replaced, so that of several
-    processes that may need it one creates it (`formats.index.lock`).
-
-    header: what `key.cells` needs besides. codes: uint8 [rows]. sizes: uint16 [2, rows], widths and heights. texts: of
-    each row. Raises OSError.
-    """
+    """Write a file of which all rows are missing, atomically. header: what `key.cells` needs besides. codes: uint8
+    [rows]. sizes: uint16 [2, rows], widths and heights. texts: of each row. Raises OSError."""
     widths, heights = sizes
     ends = np.cumsum([len(text) for text in texts], dtype="<u8")
     arrays = codes.astype("u1"), widths.astype("<u2"), heights.astype("<u2"), ends
@@ -95,11 +90,9 @@ def read_key(path: Path) -> CacheKey:
 
 
 class CachedFile:
-    """An open file. `len()`: rows. `codes`, `widths`, `heights`: see the module. `num_variants`: of a row, at most.
-
-    key: what it must be of; None for anything. Raises PartError where it is missing, damaged or of another key. Closed
-    by `close()` or with the last reference.
-    """
+    """An open file, closed by `close()` or with the last reference. `codes`, `widths`, `heights`: see the module.
+    `num_variants`: of a row, at most. key: what it must be of; None for anything. Raises PartError where it is missing,
+    damaged or of another key."""
 
     def __init__(self, path, key: CacheKey | None = None, writable: bool = False):
         self.path = Path(path)
@@ -136,18 +129,14 @@ class CachedFile:
     def __len__(self) -> int:
         return len(self.codes)
 
-    @property
-    def engine(self) -> str:
-        """What computed them (`--engine`). It decides no more than last bits, so it is no part of the key; but the rows
-        of a file have all one."""
-        return self.header.get("engine", EAGER)
-
     def check_engine(self, engine: str) -> None:
-        """Raises ConfigError where `engine` may not compute what is missing."""
-        if engine != self.engine:
+        """Raises ConfigError where `engine` may not compute what is missing: it decides last bits, so that it is no
+        part of the key, but the rows of a file have all one."""
+        own = self.header.get("engine", EAGER)
+        if engine != own:
             raise ConfigError(
-                f"{self.path} lacks rows, and those it has were computed with --engine {self.engine}; complete it with "
-                f"`{self.key.command} --engine {self.engine}`, or delete it"
+                f"{self.path} lacks rows, and those it has were computed with --engine {own}; complete it with "
+                f"`{self.key.command} --engine {own}`, or delete it"
             )
 
     def text(self, row: int) -> bytes:
@@ -155,11 +144,8 @@ class CachedFile:
         return self._texts[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])].tobytes()
 
     def read(self, row: int, variant: int, on_demand: bool = False) -> np.ndarray | None:
-        """An array, float32; None where it is missing.
-
-        Raises RowError where the row cannot be used, PartError where the file is damaged there; None instead where it
-        can be computed again `on_demand`: a machine leaves it so that lost its power.
-        """
+        """An array, float32; None where it is missing. Raises RowError where the row cannot be used, PartError where
+        the file is damaged there; None instead where it can be computed again `on_demand`."""
         state = self.states[row, variant]
         if state == MISSING:
             return None
@@ -169,7 +155,8 @@ class CachedFile:
             raise _damaged(f"{self.path} row {row}", "checksum" if state == PRESENT else "checksum of its state")
         if state != PRESENT:
             raise self.row_error(row, variant)
-        return decode_array(self._array(row, variant).view(self._stored).reshape(self._shape(row)), self.key.dtype)
+        stored = self._map[self._place(row, variant)].view(self._stored)
+        return decode_array(stored.reshape(self._shape(row)), self.key.dtype)
 
     def write(self, row: int, variant: int, array: np.ndarray) -> np.ndarray | None:
         """Keep an array, float32, and return it as it will be read; where it is not finite, also only after rounding,
@@ -181,8 +168,7 @@ class CachedFile:
             return None
         if rounded.shape != self._shape(row):
             raise ValueError(f"an array of shape {rounded.shape} is not of row {row}, {self._shape(row)}")
-        place, size = self._place(row, variant)
-        self._put(place, stored)
+        self._put(self._place(row, variant).start, stored)
         self._put_checksum(row, variant, isal_zlib.crc32(stored))
         self._set_state(row, variant, PRESENT)
         return rounded
@@ -202,15 +188,13 @@ class CachedFile:
         state = int(self.states[row, variant])
         if state == MISSING:
             return False
-        data = self._array(row, variant) if state == PRESENT else bytes([state])
+        data = self._map[self._place(row, variant)] if state == PRESENT else bytes([state])
         return isal_zlib.crc32(data) != self._checksums[row, variant]
 
     def reason(self, row: int, variant: int) -> str | None:
         """Why a row cannot be used; None where it is missing or there."""
         number = int(self.states[row, variant]) - _FIRST_REASON
-        if number < 0:
-            return None
-        return REASONS[number] if number < len(REASONS) else "other"
+        return (*REASONS, "other")[min(number, len(REASONS))] if number >= 0 else None
 
     def row_error(self, row: int, variant: int = 0) -> RowError | None:
         """The same as what to raise."""
@@ -232,7 +216,7 @@ class CachedFile:
                     if state == PRESENT and number != row and key.depends_on_number:
                         continue
                     if state == PRESENT:
-                        copy._put(copy._place(number, variant)[0], self._array(row, variant))
+                        copy._put(copy._place(number, variant).start, self._map[self._place(row, variant)])
                     copy._put_checksum(number, variant, self._checksums[row, variant])
                     copy._set_state(number, variant, state)
             copy.flush()
@@ -244,13 +228,10 @@ class CachedFile:
     def _shape(self, row: int) -> tuple[int, ...]:
         return self.cells.shapes[self.codes[row]]
 
-    def _place(self, row: int, variant: int) -> tuple[int, int]:
+    def _place(self, row: int, variant: int) -> slice:
         size = math.prod(self._shape(row)) * self._stored.itemsize
-        return int(self._starts[row]) + variant * size, size
-
-    def _array(self, row: int, variant: int) -> np.ndarray:
-        place, size = self._place(row, variant)
-        return self._map[place : place + size]
+        start = int(self._starts[row]) + variant * size
+        return slice(start, start + size)
 
     def _put_checksum(self, row: int, variant: int, checksum: int) -> None:
         self._put(self._checksums_start + 4 * (row * self.num_variants + variant), np.array([checksum], "<u4"))
@@ -362,27 +343,18 @@ def count_file_bytes(cells: Cells, dtype: str, codes: np.ndarray, text_bytes: fl
 
 def _find_sections(header: dict, cells: Cells, header_bytes: int) -> tuple[dict[str, tuple[int, str, int]], int]:
     """(where each section begins, its dtype and how many values it has; where the arrays begin)."""
-    rows, sections, place = header["rows"], {}, _START.size + header_bytes
-    dtypes = {"codes": "u1", "widths": "<u2", "heights": "<u2", "ends": "<u8"}
-    dtypes |= {"texts": "u1", "states": "u1", "checksums": "<u4"}
-    counts = {"texts": header["text_bytes"], "states": rows * cells.variants, "checksums": rows * cells.variants}
-    for name, dtype in dtypes.items():
-        count = counts.get(name, rows)
-        start = _align(place)
+    rows, place, sections = header["rows"], _START.size + header_bytes, {}
+    stated = {"codes": ("u1", rows), "widths": ("<u2", rows), "heights": ("<u2", rows), "ends": ("<u8", rows)}
+    stated |= {"texts": ("u1", header["text_bytes"]), "states": ("u1", rows * cells.variants)}
+    for name, (dtype, count) in (stated | {"checksums": ("<u4", rows * cells.variants)}).items():
+        start = -(-place // _ALIGNMENT) * _ALIGNMENT
         sections[name] = start, dtype, count
         place = start + count * np.dtype(dtype).itemsize
-    return sections, _align(place)
-
-
-def _align(place: int) -> int:
-    return -(-place // _ALIGNMENT) * _ALIGNMENT
+    return sections, -(-place // _ALIGNMENT) * _ALIGNMENT
 
 
 def _checksum(sections: Iterable) -> int:
-    checksum = 0
-    for data in sections:
-        checksum = isal_zlib.crc32(data, checksum)
-    return checksum
+    return reduce(lambda checksum, data: isal_zlib.crc32(data, checksum), sections, 0)
 
 
 def _read_header(path: Path) -> tuple[dict, CacheKey, int]:
@@ -409,3 +381,87 @@ def _read_header(path: Path) -> tuple[dict, CacheKey, int]:
 
 def _damaged(what, how: str) -> PartError:
     return PartError(f"{what} is damaged ({how}); {_REMEDY}")
+
+
+def create_latents(path: Path, key: LatentsKey, header: dict, part: Rows) -> None:
+    """`cached.file.create_file` for the rows of a part. Raises OSError."""
+    sizes = np.stack([part.widths, part.heights])
+    create_file(path, key, header, key.find_codes(*sizes), sizes, read_texts(part))
+
+
+def encode_texts(captions: Iterable[str], meta: dict) -> bytes:
+    """The texts of a row as the file has them."""
+    parts = (json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in ([*captions], meta))
+    return "\n".join(parts).encode("utf-8", "surrogatepass")
+
+
+def read_texts(part: Rows, rows: Iterable[int] | None = None) -> list[bytes]:
+    """The texts of rows of a part, None for all; nothing for those that cannot be read."""
+    texts = []
+    for number in range(len(part)) if rows is None else rows:
+        texts.append(b"")
+        with suppress(RowError):
+            row = part.read(number)
+            texts[-1] = encode_texts((row.caption, *row.other_captions), row.meta)
+    return texts
+
+
+class Latents(CachedFile):
+    """An open file of latents."""
+
+    def shape(self, row: int) -> tuple[int, int] | None:
+        """(height, width) of a row's crops in pixels; None where it has none, and no latents."""
+        code = self.codes[row]
+        return None if code == NO_SHAPE else self.key.shapes[code]
+
+    def texts(self, row: int) -> Row:
+        """A row, without its picture. Raises RowError."""
+        text = self.text(row).decode("utf-8", "surrogatepass")
+        if not text:
+            error = RowError("unreadable", f"{self.path} row {row} could not be read when the file was made")
+            raise self.row_error(row) or error
+        captions, _, meta = text.partition("\n")
+        caption, *others = json.loads(captions)
+        return Row(caption, b"", json.loads(meta), tuple(others))
+
+
+class CachedRows(Rows):
+    """The rows of a part that is not on this machine, from its latents: texts and sizes, and no picture. path: where it
+    would lie. source: how to read it. Raises PartError without latents of it."""
+
+    has_images = False
+
+    def __init__(self, path, source: Source):
+        self.path, folder = Path(path), source.latents_dir or Path(path).parent
+        found = list_cached(folder, self.path.name)
+        if not found:
+            raise PartError(
+                f"{path} is not here, and {folder} has no cached latents of it; correct the line, or copy them"
+            )
+        if len({read_key(one).part for one in found}) > 1:
+            raise PartError(
+                f"{folder} holds latents of several parts named {self.path.name}, and the part itself is not here to "
+                "say which; keep them in folders of their own"
+            )
+        self._latents = Latents(found[0])  # of any key, since texts and sizes are the same in all
+        key = self._latents.key
+        self.widths, self.heights = np.asarray(self._latents.widths), np.asarray(self._latents.heights)
+        prompts = () if key.idx_to_prompt is None else (zlib.crc32(key.idx_to_prompt.encode()),)
+        self.identity = (*key.part, *prompts)
+
+    def __len__(self) -> int:
+        return len(self._latents)
+
+    def read(self, row: int) -> Row:
+        """Without a picture. Raises RowError where it could not be read when the latents were made."""
+        self._where(row)
+        return self._latents.texts(row)
+
+    def read_preview(self, row: int) -> np.ndarray | None:
+        """The latents of a row's first crop, float32 [C, h, w]; None where they are missing. Raises RowError,
+        PartError."""
+        moments = self._latents.read(row, 0)
+        return None if moments is None else moments[0]
+
+    def close(self) -> None:
+        self._latents.close()

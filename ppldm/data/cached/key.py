@@ -1,7 +1,7 @@
 """What a file of cached latents, or of embeddings of captions, was made of.
 
-Arrays of one key are the same numbers wherever they are made; those of another key are never used. The name of a file
-holds the first digits of its key's digest, its header the whole key, so that a mismatch is said in words.
+Arrays of one key are the same numbers wherever they are made; those of another key are never used. A file has the first
+digits of its key's digest in its name, the key in its header, so that a mismatch is said in words.
 """
 
 import json
@@ -13,9 +13,8 @@ import numpy as np
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.text import count_of, find_changes
-from ..filelist import Source
-from ..fingerprint import read_options
-from ..images.crop import CropRule
+from ..filelist import Source, read_options
+from ..images import CropRule
 from ..shapes import ShapeRule
 from ..text.captions import CaptionRule
 
@@ -36,16 +35,14 @@ class Cells:
 class CacheKey:
     """What both kinds of key share. dtype: of the arrays. part: bytes and CRC-32 of the file with the rows, as its
     index has them. format, layout, idx_to_prompt: how its rows are read. A run has a key that says nothing of parts
-    yet, and one `of_part` for each.
-
-    Of a subclass, what: its arrays in words; suffix: of names of files; command: what makes them; label: what they are
-    of, in words.
-    """
+    yet, and one `of_part` for each. `what`, `label`: the arrays, and what they are of, in words. `suffix`: of names of
+    files. `command`: what makes them. `depends_on_number`: whether they depend on the number of their row."""
 
     what: ClassVar[str]
     suffix: ClassVar[str]
     command: ClassVar[str]
     label: ClassVar[str]
+    depends_on_number: ClassVar[bool] = False
 
     dtype: str
     part: tuple[int, int] | None = None
@@ -57,11 +54,6 @@ class CacheKey:
         """That of a part of `source` of this content."""
         num_bytes, crc32 = content[:2]
         return replace(self, part=(int(num_bytes), int(crc32)), **read_options(source))
-
-    @property
-    def depends_on_number(self) -> bool:
-        """Whether arrays depend on the number of their row in its part."""
-        return False
 
     def cells(self, header: dict) -> Cells:
         """The arrays of a file with this header."""
@@ -90,10 +82,8 @@ class CacheKey:
 @dataclass(frozen=True, kw_only=True)
 class LatentsKey(CacheKey):
     """autoencoder: `weights.components.encoder_digest`. shapes: (height, width) in pixels of the crops, in the order of
-    the codes of rows. crops: `CropRule.kind`. upscale: whether pictures may be enlarged.
-
-    The scaling factor is no part of it, since moments are stored without.
-    """
+    the codes of rows. crops: `CropRule.kind`. upscale: whether pictures may be enlarged. Moments are stored without the
+    scaling factor."""
 
     what: ClassVar[str] = "latents"
     suffix: ClassVar[str] = ".latents"
@@ -128,8 +118,7 @@ class LatentsKey(CacheKey):
 
     @property
     def depends_on_number(self) -> bool:
-        """By it the places of enumerated crops are drawn."""
-        return self.crops.isdigit()
+        return self.crops.isdigit()  # by it the places of enumerated crops are drawn
 
     @property
     def num_variants(self) -> int:
@@ -145,14 +134,12 @@ class LatentsKey(CacheKey):
 
     @property
     def label(self) -> str:
-        """What these are of."""
         (height, width), *others = self.shapes
         more = f" and {count_of(len(others), 'other shape')}" if others else ""
         return f"crops of {width} x {height}{more}"
 
     @property
     def command(self) -> str:
-        """What makes latents of this key."""
         if len(self.shapes) == 1 and self.shapes[0][0] == self.shapes[0][1]:
             size = f"--resolutions {self.shapes[0][0]}"
         else:
@@ -163,12 +150,11 @@ class LatentsKey(CacheKey):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingsKey(CacheKey):
-    """text_encoder, tokenizer: `weights.components.text_encoder_digest`, `data.text.tokenizer.tokenizer_digest`.
-    model_max_length: tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is
-    causal, to which it does not matter. captions, caption_choice, clean_captions: which of a row's texts there are, in
-    which order, and what is made of them (`data.text.captions.CaptionRule.texts`). text_projection: whether the
-    projected caption is there too, behind the hidden states, which are then those before the last norm.
-    """
+    """text_encoder, tokenizer: `weights.components.text_encoder_digest`, the tokenizer's `digest`. model_max_length:
+    tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is causal. captions,
+    caption_choice, clean_captions: which of a row's texts there are, in which order, and what is made of them
+    (`CaptionRule.texts`). text_projection: whether the projected caption is there too, behind the hidden states, which
+    are then those before the last norm."""
 
     what: ClassVar[str] = "text embeddings"
     suffix: ClassVar[str] = ".embeddings"
@@ -199,15 +185,13 @@ class EmbeddingsKey(CacheKey):
         return {name: value for name, value in super().facts.items() if value or name != "text_projection"}
 
     def cells(self, header: dict) -> Cells:
-        """Header: `width` of the hidden states, `variants`, the most texts of a row; the code of a row is how many it
-        has."""
+        """Header: `width` of the hidden states, `variants`, the most texts of a row, whose code is how many it has."""
         counts = tuple(range(header["variants"] + 1))
         length = self.model_max_length + self.text_projection
         return Cells(((length, header["width"]),) * len(counts), counts, header["variants"])
 
     @property
     def command(self) -> str:
-        """What makes embeddings of this key."""
         words = f"ppldm precompute FILELIST --text-encoder DIR --model-max-length {self.model_max_length}"
         words += f" --captions {','.join(f'{name}:1' for name in self.captions)}" if self.captions else ""
         words += f" --caption-choice {self.caption_choice}" if self.caption_choice != "random" else ""

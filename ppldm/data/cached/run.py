@@ -1,14 +1,11 @@
 """The moments and the embeddings of a run's rows, from the cached files of their parts.
 
-A part of a list with `latents=cached` has all of its rows there: in a file of cached latents (`cached.latents`), or, a
-shard of MDS, in itself. With `latents=ondemand` a row that is missing is read as a picture, encoded in the step that
-first sees it, and kept, rounded as it is kept: all later epochs see the same numbers, and the file is one that
-`ppldm precompute` could have made.
+A part of a list with `latents=cached` has all of its rows in a file of cached latents, or, a shard of MDS, in itself.
+With `latents=ondemand` a row that is missing is read as a picture, encoded in the step that first sees it, and kept,
+rounded as it is kept: all later epochs see the same numbers, and `ppldm precompute` could have made the file.
 
 Embeddings are those of the texts that may be drawn of a row, in the order of `CaptionRule.texts`, as many as the row's
-code says; a row behind the last of the part is the empty caption, once. Their files hold neither texts nor sizes: a run
-has both from its parts, or from their latents. The header has the `width` of the hidden states and how many `variants`
-a row has at most.
+code says; a row behind the last of the part is the empty caption. Their files hold neither texts nor sizes.
 """
 
 from dataclasses import dataclass
@@ -23,16 +20,15 @@ from ...utils.files import make_output_dir
 from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ...utils.text import count_of
-from ..formats.index.cache import build_lock
+from ..formats.index import build_lock
+from ..formats.open import LastUsed, OpenParts
 from ..formats.row import Row
-from ..images.crop import CropRule
+from ..images import CropRule
 from ..inputs import Moments, TextEmbeddings
-from ..open_parts import LastUsed, OpenParts
 from ..select.selection import Selection
 from ..text.captions import CaptionRule
-from .file import CachedFile, cached_path, find_alike, find_cached
+from .file import CachedFile, Latents, cached_path, create_latents, find_alike, find_cached
 from .key import CacheKey, EmbeddingsKey, LatentsKey
-from .latents import Latents, create_latents
 
 
 @dataclass(frozen=True)
@@ -75,10 +71,6 @@ class _OfParts:
         shard = self._parts[number] if self._parts.names[number][1].format == "mds" else None
         return kind(shard, self) if getattr(shard, kind.column, None) else None
 
-    def _open_part(self, number: int) -> Any:
-        """What has such arrays of a part. Raises PartError."""
-        raise NotImplementedError
-
 
 class CachedMoments(_OfParts):
     """Moments; a part that is trained on as pictures has none. shapes: (height, width) in pixels of the crops.
@@ -86,13 +78,7 @@ class CachedMoments(_OfParts):
     enumerated, PartError where latents are missing or of something else."""
 
     def __init__(
-        self,
-        rule: LatentsRule,
-        moments: Moments,
-        crops: CropRule,
-        shapes: list[tuple[int, int]],
-        parts: OpenParts,
-        selection: Selection,
+        self, rule: LatentsRule, moments: Moments, crops: CropRule, shapes: list, parts: OpenParts, selection: Selection
     ):
         super().__init__(LatentsKey.of(rule.autoencoder, shapes, crops, rule.dtype), parts)
         self.rule, self.moments, self.crops, self.shapes = rule, moments, crops, shapes
@@ -193,10 +179,10 @@ class CachedMoments(_OfParts):
         with build_lock(target):
             if target.is_file():
                 return
-            header = {"channels": self.moments.channels, "factor": self.moments.factor}
-            get_logger().info("reading the texts of %s, once", self._parts.path(number))
+            header, part = {"channels": self.moments.channels, "factor": self.moments.factor}, self._parts[number]
+            get_logger().info("reading the texts of %s, once", part.path)
             try:
-                create_latents(target, key, header, self._parts[number])
+                create_latents(target, key, header, part)
             except OSError as error:
                 raise OutputError(
                     f"cannot write {target}: {error.strerror or error}; free some space, or set --latents_dir"
@@ -233,74 +219,78 @@ class CachedEmbeddings(_OfParts):
         return CachedFile(found, self._place(number)[1]) if isinstance(found, Path) else found
 
 
-class _MdsLatents:
-    """The latents in a shard of MDS: one sample of the posterior, scaled, and not its moments. So the standard
-    deviation is 0. It does not say which autoencoder made it."""
+@dataclass(frozen=True)
+class _InShard:
+    """What is in a shard of MDS itself, which does not say what made it."""
+
+    shard: Any
+    run: Any
+
+    @property
+    def path(self) -> Path:
+        return self.shard.path
+
+
+class _MdsLatents(_InShard):
+    """Latents: one sample of the posterior, scaled, and not its moments, so that the standard deviation is 0."""
 
     column = "latents"
 
-    def __init__(self, shard, run: CachedMoments):
-        self.path, self._shard, self._run = shard.path, shard, run
-
     def check(self) -> None:
         """Raises ConfigError, PartError where these latents cannot be those of the run."""
-        (height, width), *others = self._run.shapes
-        if others or height != width or self._run.crops.num_variants != 1:
+        (height, width), *others = self.run.shapes
+        if others or height != width or self.run.crops.num_variants != 1:
             raise ConfigError(
                 f"{self.path} holds latents of squares cut at the centre; train with --buckets off, --random_crop "
                 "false and --random_flip false"
             )
-        if height not in self._shard.latents:
-            made = ", ".join(map(str, sorted(self._shard.latents)))
+        if height not in self.shard.latents:
+            made = ", ".join(map(str, sorted(self.shard.latents)))
             raise PartError(f"{self.path} has latents of {made} pixels, not of {height}; set --resolution")
 
     def shape(self, row: int) -> tuple[int, ...]:
         """The same for all rows."""
-        return tuple(self._run.shapes[0])
+        return tuple(self.run.shapes[0])
 
     def read(self, row: int, variant: int, on_demand: bool) -> np.ndarray:
         """Moments of a row, float32 [2, C, h, w]."""
-        moments = np.zeros(self._run.moments.shape(*self.shape(row)), np.float32)
-        latents = self._shard.read_latents(row, self.shape(row)[0], moments.shape[1:])
-        np.divide(latents, self._run.rule.scaling_factor, out=moments[0])
+        moments = np.zeros(self.run.moments.shape(*self.shape(row)), np.float32)
+        latents = self.shard.read_latents(row, self.shape(row)[0], moments.shape[1:])
+        np.divide(latents, self.run.rule.scaling_factor, out=moments[0])
         return moments
 
     def texts(self, row: int) -> Row:
         """A row, without its picture."""
-        caption, meta = self._shard.read_fields(row)
+        caption, meta = self.shard.read_fields(row)
         return Row(caption, b"", meta)
 
 
-class _MdsEmbeddings:
-    """Those in a shard of MDS, of each row's caption, as a `CachedFile` gives them. It does not say which text encoder
-    made them, and has none of the empty caption, for which it gives zeros."""
+class _MdsEmbeddings(_InShard):
+    """Embeddings of each row's caption, as a `CachedFile` gives them; of the empty caption it gives zeros."""
 
     column = "has_caption_latents"
 
-    def __init__(self, shard, run: CachedEmbeddings):
-        self.path, self._shard, self._run = shard.path, shard, run
-
     def check(self) -> None:
         """Raises ConfigError, PartError where these embeddings cannot be those of the run."""
-        captions = self._run.captions
+        captions = self.run.captions
         if captions.weights or captions.clean:
             raise ConfigError(f"{self.path} holds embeddings of one caption; omit --captions and --clean_captions")
-        if captions.drop_probability and not self._run.rule.empty_is_zeros:
+        if captions.drop_probability and not self.run.rule.empty_is_zeros:
             raise ConfigError(
                 f"{self.path} holds no embedding of an empty caption; train with --empty_caption zeros, as "
                 "micro_diffusion does, or with --caption_drop 0"
             )
         try:
-            self._shard.read_caption_latents(0, self._run.shape)
+            self.shard.read_caption_latents(0, self.run.shape)
         except RowError as error:
             if error.reason == "latents":
                 raise PartError(f"{error}; set --model_max_length and the text encoder that made them") from error
 
     def __len__(self) -> int:
-        return len(self._shard) + 1
+        return len(self.shard) + 1
 
     def read(self, row: int, place: int) -> np.ndarray:
         """Embeddings of a row's caption, float32 [L, D]; the last row is the empty caption."""
-        if row == len(self._shard):
-            return np.zeros(self._run.shape, np.float32)
-        return self._shard.read_caption_latents(row, self._run.shape).astype(np.float32)
+        if row == len(self.shard):
+            return np.zeros(self.run.shape, np.float32)
+        return self.shard.read_caption_latents(row, self.run.shape).astype(np.float32)

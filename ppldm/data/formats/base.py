@@ -1,40 +1,259 @@
-"""What all formats share: rows that an index finds in one file, read one at a time."""
+"""What all formats share: rows that an index finds in one file, read one at a time; and copies of files that have no
+way into their middle.
+
+The state of an open file is looked at once with every read, so that a change is noticed at the next row: a file that
+was only touched or copied back is opened again and read on; one of another content is an error, never a wrong row.
+
+Ordinary gzip, parquet and compressed shards of MosaicML have no way into their middle. Such a file is rewritten once,
+when its rows are first wanted, as a part of plain text, or as the shard without its compression. The copy lies in the
+cache folder, under the content of its source, so that a source that was moved or touched finds it again. Copies take at
+most `PPLDM_COPIES_GB` (32), and half of what the disk has for them; those used last stay. One that is removed while it
+is open is still read.
+"""
 
 import math
+import os
+import time
 import weakref
 from abc import ABC, abstractmethod
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from glob import escape
 from pathlib import Path
+from typing import BinaryIO
 
 from ...utils.checksums import measure_file
-from ...utils.errors import PartError, RowError
+from ...utils.errors import ConfigError, OutputError, PartError, RowError
+from ...utils.files import atomic_write, cache_dir, count_free_bytes, make_output_dir
 from ...utils.log import get_logger, progress
 from ...utils.store.cache import hold, in_store
-from ..images.decode import image_size
-from .copies import Copy
-from .index.cache import IndexSpec, find_stored, open_index, stat_part, store_index
-from .index.entries import Index, IndexSummary, make_index, read_index, read_summary
+from ...utils.variables import read
+from ..images import image_size
+from .index import (
+    Index,
+    IndexSpec,
+    IndexSummary,
+    build_lock,
+    find_stored,
+    make_index,
+    open_index,
+    stat_part,
+    store_index,
+)
 from .layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS
-from .open_file import OpenFile, file_state
-from .row import Row, decode_text_columns, find_name
+from .row import Row, Rows, decode_text_columns, find_name
 
 GZIP_MAGIC = b"\x1f\x8b"
 MAX_ROW_BYTES = 1 << 28
 _HEAD_BYTES = 1 << 12  # of a line, compressed or not, within which its texts nearly always are
 # Of a file of another kind no row can be read; this many are tried before saying so.
 ROWS_TO_TRY = 100
+_LIMIT, _FOLDER = "PPLDM_COPIES_GB", "copies"
+_ATTEMPTS = 3
+_ABANDONED_SECONDS = 600.0  # since anything was written
+_REMEDY = f"free some space, set {_LIMIT} or PPLDM_CACHE_DIR, or run `ppldm repack` once"
 
 
-class IndexedRows(ABC):
-    """Rows that can be read in any order, of a file or folder in some format; `ppldm.data.formats.open.Rows`.
+class OpenFile:
+    """content: (bytes, CRC-32) that the file must have; None where it must not change at all. state: `file_state` of
+    the file before that was measured, by default its state now. `number`: the file descriptor, which stays the same.
+    Closed by `close()` or with the last reference. Raises PartError."""
 
-    A format says how to find its rows (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index
-    is kept, another one for each `layout`. Raises PartError for what is missing, empty, truncated or of another format.
-    What is open is closed by `close()` or with the last reference.
-    """
+    def __init__(self, path: Path, content: tuple[int, int] | None = None, state: tuple[int, ...] | None = None):
+        self.path, self._content = Path(path), content
+        try:
+            self.number = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        self._state = state or file_state(os.fstat(self.number))
+        self.close = weakref.finalize(self, os.close, self.number)
+
+    def read(self, offset: int, length: int, where: str) -> bytes:
+        """Bytes [offset, offset + length); fewer at the end. `where` goes into errors. Raises PartError."""
+        try:
+            while True:
+                data = os.pread(self.number, length, offset)
+                if file_state(os.stat(self.path)) == self._state:
+                    return data
+                self._open_again(where)
+        except FileNotFoundError as error:
+            raise gone(self.path) from error
+        except OSError as error:
+            raise unreadable(where, error) from error
+
+    def _open_again(self, where: str) -> None:
+        number = os.open(self.path, os.O_RDONLY)
+        try:
+            state = file_state(os.fstat(number))
+            if measure_file(self.path) != self._content:
+                raise changed(self.path, where)
+            os.dup2(number, self.number, inheritable=False)
+        finally:
+            os.close(number)
+        self._state = state
+
+
+def changed(path: Path, where: str = "") -> PartError:
+    """The error of a file that is not what it was."""
+    return PartError(
+        f"{where}{': ' if where else ''}{path} has changed since it was opened or the run began; put it back as it was "
+        "and start the same command, or go on with the new one (training: --accept_changes data)"
+    )
+
+
+def gone(path: Path) -> PartError:
+    """The error of a file that is no longer there."""
+    return PartError(f"{path} is gone; put it back and start the same command")
+
+
+def unreadable(where, error: OSError) -> PartError:
+    """The error of a file, or of a row in it, that cannot be read."""
+    return PartError(f"cannot read {where} ({error.strerror or error}); check the file and its disk")
+
+
+def file_state(status: os.stat_result) -> tuple[int, ...]:
+    """What changes where another file takes a file's name, or its content is written anew."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Copy:
+    """The copy of a file, opened with the first read and made where it is not there. content: (bytes, CRC-32) of the
+    source. kind: a suffix that tells apart what is made of one file. blocks: what the copy holds, read from the source.
+    What `read` opened is closed by `close()` or with the last reference."""
+
+    def __init__(self, path: Path, content: tuple[int, int], kind: str, blocks: Callable[[], Iterable[bytes]]):
+        self._path, self._content, self._kind, self._blocks = path, content, kind, blocks
+        self._file: BinaryIO | None = None
+
+    def read(self, offset: int, length: int, where: str) -> bytes:
+        """Bytes [offset, offset + length); fewer at the end. where: for errors. Raises PartError, OutputError."""
+        try:
+            return os.pread(self._kept_open().fileno(), length, offset)
+        except OSError as error:
+            raise unreadable(where, error) from error
+
+    def count_bytes(self) -> int:
+        """How long the copy is. Raises PartError, OutputError."""
+        return os.fstat(self._kept_open().fileno()).st_size
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._file:
+            self._file.close()
+
+    def _kept_open(self) -> BinaryIO:
+        if self._file is None:
+            self._file = self.open()
+            weakref.finalize(self, self._file.close)
+        return self._file
+
+    def open(self) -> BinaryIO:
+        """The copy as a binary file that is not buffered; the caller closes it. Raises PartError, OutputError."""
+        place = _place(self._path, self._content, self._kind)
+        for _ in range(_ATTEMPTS):
+            try:
+                file = open(place, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
+                if os.access(place, os.W_OK):  # a cache of somebody else's may be read all the same
+                    os.utime(file.fileno())
+                return file
+            except FileNotFoundError:  # not there yet, or just removed in favour of others
+                make_output_dir(place.parent)
+                with build_lock(place):
+                    if not place.exists():
+                        self._make()
+        raise OutputError(f"{place} is removed as soon as it is made; {_REMEDY}")
+
+    def _make(self) -> None:
+        if measure_file(self._path) != self._content:
+            raise changed(self._path)
+        with making_copy(self._path, self._content, self._kind) as write:
+            for block in self._blocks():
+                write(block)
+
+
+@contextmanager
+def making_copy(path: Path, content: tuple[int, int], kind: str) -> Iterator[Callable[[bytes], None]]:
+    """What writes the copy of a file, block by block, and which is there when all went well. Raises OutputError, and
+    PartError for a file whose copy would be larger than all copies may be."""
+    place, limit = _place(path, content, kind), _limit_bytes()
+    make_output_dir(place.parent)
+
+    def write(block: bytes) -> None:
+        if file.tell() + len(block) > limit:
+            raise PartError(f"{path} holds more than the {limit / 1e9:g} GB that copies may take; {_REMEDY}")
+        try:
+            file.write(block)
+        except OSError as error:
+            raise _cannot_write(place, error) from error
+
+    try:
+        with atomic_write(place) as file:
+            try:
+                yield write
+            except OSError as error:
+                raise PartError(f"cannot read {path} ({error.strerror or error}); get it again") from error
+    except OSError as error:
+        raise _cannot_write(place, error) from error
+    get_logger().info("%s is not read at random: its rows were copied into %s", path, place.parent)
+    _remove_oldest(place)
+
+
+def _cannot_write(place: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot write {place} ({error.strerror or error}); {_REMEDY}")
+
+
+def drop_copies(path: Path) -> None:
+    """Remove the copies of a file that is about to go or to be replaced: they hold what stood in it."""
+    if path.exists():
+        for copy in (cache_dir() / _FOLDER).glob(f"*-{path.stat().st_size}-{escape(path.name)}.*"):
+            copy.unlink(missing_ok=True)
+
+
+def _place(path: Path, content: tuple[int, int], kind: str) -> Path:
+    num_bytes, crc32 = content
+    return cache_dir() / _FOLDER / f"{crc32:08x}-{num_bytes}-{path.name}{kind}"
+
+
+def _limit_bytes() -> int:
+    text = read(_LIMIT, "32")
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < float("inf"):
+        raise ConfigError(f"{_LIMIT}={text} is not a number of gigabytes; write one such as 200")
+    return int(limit * 1e9)
+
+
+def _remove_oldest(newest: Path) -> None:
+    """Keep copies, and what killed processes left of them, within bounds; the newest stays in any case."""
+    found = []
+    for path in newest.parent.iterdir():
+        with suppress(FileNotFoundError):  # another process removes them too
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+    left = min(_limit_bytes(), (sum(size for _, size, _ in found) + count_free_bytes(newest.parent)) // 2)
+    for changed_ns, size, path in sorted(found, reverse=True):
+        left -= size
+        is_being_made = path.suffix == ".tmp" and time.time() - changed_ns / 1e9 < _ABANDONED_SECONDS
+        if left < 0 and path != newest and not is_being_made:
+            _warn_of_room(newest.parent)
+            path.unlink(missing_ok=True)
+
+
+@cache
+def _warn_of_room(folder: Path) -> None:
+    words = "%s has no room for the copies of all files that are read: they are made again and again; raise %s, or run "
+    get_logger().warning(words + "`ppldm repack` once", folder, _LIMIT)
+
+
+class IndexedRows(Rows, ABC):
+    """Rows that can be read in any order, of a file or folder in some format. A format says how to find its rows
+    (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index is kept, another one for each
+    `layout`. Raises PartError for what is missing, empty, truncated or of another format."""
 
     spec: IndexSpec
-    has_images = True
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         self.path, self.spec = Path(path), self.spec.of_layout(layout)
@@ -42,14 +261,13 @@ class IndexedRows(ABC):
         self._release = weakref.finalize(self, hold(self.path)) if in_store(self.path) else None
         # Before the file is indexed, so that a change between is seen at the first row.
         state = file_state(stat_part(self.path, self.spec))
-        stored, self._index = open_index(self.path, self.spec, read_index, self._build)
+        stored, self._index = open_index(self.path, self.spec, self._build)
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity: tuple[int, ...] = (self._index.part_bytes, self._index.part_crc32)
         self._file = OpenFile(stored, self.identity, state if stored == self.path else None)
         self._copy = self._find_copy()
 
     def close(self) -> None:
-        """Give the files back."""
         self._file.close()
         if self._copy:
             self._copy.close()
@@ -59,31 +277,15 @@ class IndexedRows(ABC):
     @classmethod
     def summarize(cls, path, layout: str = DEFAULT_LAYOUT) -> IndexSummary | None:
         """What only the header of the index tells; None where there is no index. Raises PartError."""
-        found = find_stored(Path(path), cls.spec.of_layout(layout), read_summary)
+        found = find_stored(Path(path), cls.spec.of_layout(layout), only_header=True)
         return found[1] if found else None
 
     def __len__(self) -> int:
         return len(self._index.offsets)
 
     def read(self, row: int) -> Row:
-        """Row `row` of [0, len). Raises RowError, naming file and row, where it is damaged."""
         where = self._where(row)
         return self._decode(self._read_bytes(row, where), where)
-
-    def read_fields(self, row: int) -> tuple[str, dict]:
-        """(caption, metadata) of row `row`. Raises RowError."""
-        read = self.read(row)
-        return read.caption, read.meta
-
-    def count_blank_lines(self, start: int, stop: int) -> int:
-        """0: only parts have lines that could be blank."""
-        return 0
-
-    def _where(self, row: int) -> str:
-        """What errors call a row. Raises IndexError for a row that is not there."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
-        return f"{self.path} row {row}"
 
     def _read_bytes(self, row: int, where: str, limit: int | None = None) -> bytes:
         """What `_decode` takes; of at most `limit` stored bytes. Raises RowError."""
@@ -116,7 +318,6 @@ class LineRows(IndexedRows):
     _layout = LAYOUTS[DEFAULT_LAYOUT]
 
     def read_fields(self, row: int) -> tuple[str, dict]:
-        """(caption, metadata) of row `row`, without its image where they come first. Raises RowError."""
         where = self._where(row)
         fields = decode_text_columns(self._read_bytes(row, where, _HEAD_BYTES), where, self._layout)
         return super().read_fields(row) if fields is None else fields
@@ -140,13 +341,17 @@ def is_gzip(path: Path) -> bool:
 
 
 def store_rows(
-    path: Path, spec: IndexSpec, table: list[tuple[int, int, int, int]], content: tuple[int, int] | None = None
+    path: Path,
+    spec: IndexSpec,
+    table: list[tuple[int, int, int, int]],
+    content: tuple[int, int] | None = None,
+    kind: int | None = None,
 ) -> tuple[Path, Index]:
     """(path, index of rows (offset, length, width, height) of that file), stored. content: the file's bytes and CRC-32,
-    where they are known. Raises PartError without rows."""
+    where they are known. kind: of several that the format has. Raises PartError without rows."""
     if not table:
         raise PartError(f"{path} holds no rows; get it again or delete its line in the filelist")
-    index = make_index(spec.kinds[0], *(content or measure_file(path)), table)
+    index = make_index(spec.kinds[0] if kind is None else kind, *(content or measure_file(path)), table)
     store_index(path, spec, index)
     return path, index
 

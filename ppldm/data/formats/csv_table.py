@@ -1,9 +1,6 @@
 """Tables that name pictures, with captions. `format=csv`: one such as `dir,text`, with a header line and quotes as RFC
-4180 says; conversion reads JSON lines by the same rules.
-
-A picture's path is taken from the folder of the table. Other columns are metadata, numbers as numbers. In
-`layout=control` the first of CONTROL_COLUMNS that is there names the second image.
-"""
+4180 says; conversion reads JSON lines by the same rules. A picture's path is taken from the folder of the table. Other
+columns are metadata, numbers as numbers. In `layout=control` the first of CONTROL_COLUMNS names the second image."""
 
 import csv
 import json
@@ -23,8 +20,7 @@ from .base import (
     read_image_size,
     store_rows,
 )
-from .index.cache import IndexSpec, stat_part
-from .index.entries import CSV_RECORDS, Index
+from .index import CSV_RECORDS, Index, IndexSpec, stat_part
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .row import Row, decode_text, find_name
 
@@ -103,24 +99,22 @@ def read_table(file, path: Path, has_control: bool = False) -> tuple[list[str], 
 
 def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
     """(offset from where the file stands, length, fields) of each record that is not blank. Raises PartError."""
-    read = 0
+    start = read = 0
 
     def lines():
         nonlocal read
         for number, line in enumerate(file):
             read += len(line)
-            try:
-                yield decode_text(line, f"line {number + 1}", "utf-8-sig")
-            except RowError as error:
-                raise PartError(f"{path}: {error}") from error
+            yield decode_text(line, f"line {number + 1}", "utf-8-sig")
 
     reader = csv.reader(lines(), delimiter="\t" if path.suffix == ".tsv" else ",")
-    start = 0
     try:
         for fields in reader:
             if fields:
                 yield start, read - start, fields
             start = read
+    except RowError as error:
+        raise PartError(f"{path}: {error}") from error
     except csv.Error as error:
         raise PartError(f"{path} is not a table of quoted columns, at line {reader.line_num} ({error})") from error
 
@@ -135,8 +129,8 @@ def parse_record(columns: list[str], fields: list[str], where: str) -> dict:
 
 def find_image(values: Mapping, names: tuple[str, ...] = IMAGE_COLUMNS) -> str | None:
     """The path of the picture that a line names, under the first of `names` that it has; None where it names none."""
-    name = _first(values, names)
-    return values[name] if name and isinstance(values[name], str) and values[name] else None
+    value = values.get(_first(values, names))
+    return value if isinstance(value, str) and value else None
 
 
 def leads_out(table: Path, name: str) -> bool:
@@ -148,11 +142,9 @@ def leads_out(table: Path, name: str) -> bool:
 def make_row(
     values: Mapping, table: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS, has_control: bool = False
 ) -> Row:
-    """The row of a line of a table, its values by column; `names` of the picture as `find_image` takes them.
-
-    Raises RowError "no_image", "outside", "no_control" where `has_control` asks for a second image, "no_caption",
-    "empty_caption", "unreadable".
-    """
+    """The row of a line of a table, its values by column; `names` of the picture as `find_image` takes them. Raises
+    RowError "no_image", "outside", "no_control" where `has_control` asks for a second image, "no_caption",
+    "empty_caption", "unreadable"."""
     image = find_image(values, names)
     if image is None:
         raise RowError("no_image", f"{where} names no picture ({', '.join(names)})")
@@ -161,9 +153,8 @@ def make_row(
         raise RowError("no_control", f"{where} names no second image ({', '.join(CONTROL_COLUMNS)})")
     for name in filter(None, (image, second)):
         if leads_out(table, name):
-            raise RowError(
-                "outside", f"{where} names {name}, which is outside the folder of {table.name}; move it there"
-            )
+            problem = f"{where} names {name}, which is outside the folder of {table.name}; move it there"
+            raise RowError("outside", problem)
     caption = _first(values, CAPTION_COLUMNS)
     if caption is None:
         raise RowError("no_caption", f"{where} has no caption ({', '.join(CAPTION_COLUMNS)})")

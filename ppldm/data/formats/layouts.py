@@ -15,13 +15,9 @@ from ...utils.text import nearest
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns of a line, counted from 0, say what.
-
-    meta: column of a JSON object of metadata, None where there is none. caption_keys: the caption is in the metadata,
-    under the first of these keys that holds text; "" where none does. removed: what to delete from a caption wherever
-    it stands. separator: it divides several captions of one picture. control: column of a second image, for `--control
-    row`.
-    """
+    """Which columns of a line, counted from 0, say what. meta: column of a JSON object of metadata. caption_keys: the
+    caption is in that, under the first of these keys that holds text; "" where none does. removed: what to delete from
+    a caption. separator: it divides several captions of one picture. control: column of a second image."""
 
     caption: int
     image: int
@@ -44,13 +40,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of files that rows are read from.
-
-    reader: `module:class` in this folder, a kind of `base.IndexedRows`, imported when a list names the format. names:
-    what its files are called in a folder without a list (a regular expression); None: a folder is one file of rows.
-    holds_rows: a file's bytes are its rows, so that two equal files are the same data. in_store: they need no other
-    file, so that a store may have them.
-    """
+    """A kind of files that rows are read from. reader: `module:class` in this folder, a kind of `base.IndexedRows`,
+    imported when a list names the format. names: what its files are called in a folder without a list (a regular
+    expression); None: a folder is one file of rows. holds_rows: a file's bytes are its rows, so that two equal files
+    are the same data. in_store: they need no other file, so that a store may have them."""
 
     reader: str
     names: str | None = None
@@ -66,7 +59,7 @@ FORMATS = {  # in the order in which a folder is tried
     "part": Format("part:Part", r"part-.+", holds_rows=True, in_store=True),
     "webdataset": Format("tar:TarShard", r".+\.tar", holds_rows=True, in_store=True),
     "parquet": Format("parquet_table:ParquetTable", r".+\.parquet", holds_rows=True, in_store=True),
-    "mds": Format("mds.shard:MdsShard", r".+\.mds(\.zstd)?", holds_rows=True),
+    "mds": Format("mds:MdsShard", r".+\.mds(\.zstd)?", holds_rows=True),
     "csv": Format("csv_table:CsvTable", r"metadata\.csv"),
     "folder": Format("folder:ImageFolder"),
 }

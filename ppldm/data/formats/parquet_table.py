@@ -1,8 +1,8 @@
 """`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
 
-Row groups have no way into their middle, so the rows are read from a copy of the file (`formats.copies`): a line each,
-as a part has it. A row without image or caption stays a row, whose line has too few columns. In `layout=control` the
-first of CONTROL_COLUMNS that is there holds the second image, as the first column does.
+Row groups have no way into their middle, so the rows are read from a copy of the file (`formats.base`): a line each, as
+a part has it. A row without image or caption stays a row, whose line has too few columns. In `layout=control` the first
+of CONTROL_COLUMNS that is there holds the second image, as the first column does.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,9 @@ import pybase64
 
 from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
-from ..images.decode import image_size
-from .base import LineRows, find_column, indexing, is_plain, store_rows
-from .copies import Copy, making_copy
-from .index.cache import IndexSpec
-from .index.entries import PARQUET_LINES, Index
+from ..images import image_size
+from .base import Copy, LineRows, find_column, indexing, is_plain, making_copy, store_rows
+from .index import PARQUET_LINES, Index, IndexSpec
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, LAYOUTS
 from .row import Row, decode_row, encode_text_columns
 from .sample_files import CAPTION_KEYS
@@ -55,14 +53,13 @@ class ParquetTable(LineRows):
         with making_copy(self.path, content, self._kind) as write, open_table(self.path, self._has_control) as opened:
             table, *columns = opened
             with indexing(self.path, table.metadata.num_rows, "row") as bar:
-                for batch in table.iter_batches(_BATCH_ROWS):
-                    for record in _records(batch):
-                        line, image = _make_line(record, *columns)
-                        write(line)
-                        good += image is not None
-                        rows.append((offset, len(line), *(image_size(image) if image else (0, 0))))
-                        offset += len(line)
-                    bar.update(batch.num_rows)
+                for record in read_records(table, 0, table.metadata.num_rows):
+                    line, image = _make_line(record, *columns)
+                    write(line)
+                    good += image is not None
+                    rows.append((offset, len(line), *(image_size(image) if image else (0, 0))))
+                    offset += len(line)
+                    bar.update()
             if not good:
                 raise PartError(
                     f"none of the rows of {self.path} has both image bytes in {columns[0]!r} and a text in "
@@ -73,9 +70,8 @@ class ParquetTable(LineRows):
 
 def _read_lines(path: Path, has_control: bool) -> Iterator[bytes]:
     with open_table(path, has_control) as (table, *columns):
-        for batch in table.iter_batches(_BATCH_ROWS):
-            for record in _records(batch):
-                yield _make_line(record, *columns)[0]
+        for record in read_records(table, 0, table.metadata.num_rows):
+            yield _make_line(record, *columns)[0]
 
 
 @contextmanager

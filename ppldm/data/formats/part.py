@@ -1,21 +1,15 @@
 """Part files: rows that any reader of the published format reads in order, and we at random.
 
 `write_part` makes each row a gzip member of its own. RFC 1952 lets members follow one another and every gzip reader
-joins them, so the file is ordinary gzip; but one row costs one read. Beside the part lies its index, `<part>.idx`
-(`ppldm.data.formats.index.entries`). The part is renamed into place first, its index after it.
-
-`Part` opens any part: plain text and a member a row are read where they lie, ordinary gzip from a copy of its text
-(`formats.copies`). An index that is missing or does not fit is built again, by one process; one that is older than its
-part is believed only where the part's checksum says so. Image sizes depend on which column is the image, so each layout
-with another one than the default has an index of its own, `<part>.<layout>.idx`. Where the part's folder cannot be
-written, its index lies in the cache folder (`formats.index.cache`).
+joins them, so the file is ordinary gzip; but one row costs one read. `Part` opens any part: plain text and a member a
+row are read where they lie, ordinary gzip from a copy of its text (`formats.base`). Image sizes depend on which column
+is the image, so each layout with another one than the default has an index of its own, `<part>.<layout>.idx`.
 """
 
 import gzip
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -25,20 +19,20 @@ from isal import isal_zlib
 from ...utils.checksums import measure_file
 from ...utils.errors import OutputError, PartError, RowError
 from ...utils.files import atomic_write
-from ..images.decode import image_size
-from ..select.columns import ColumnsWriter, columns_key, columns_spec
-from .base import GZIP_MAGIC, MAX_ROW_BYTES, ROWS_TO_TRY, LineRows, indexing, is_gzip
-from .copies import Copy, drop_copies, making_copy
-from .index.cache import IndexSpec, find_stored, store_index
-from .index.entries import (
-    GZIP_MEMBERS,
-    PACKED_LINES,
-    PLAIN_LINES,
-    Index,
-    make_index,
-    read_index,
-    write_index,
+from ..images import image_size
+from .base import (
+    GZIP_MAGIC,
+    MAX_ROW_BYTES,
+    ROWS_TO_TRY,
+    Copy,
+    LineRows,
+    drop_copies,
+    indexing,
+    is_gzip,
+    making_copy,
+    store_rows,
 )
+from .index import COLUMNS, GZIP_MEMBERS, PACKED_LINES, PLAIN_LINES, Index, IndexSpec, make_index, write_index
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout, index_layout
 from .row import BOM, Row, decode_row, decode_text_columns, encode_row
 
@@ -51,24 +45,10 @@ _CHUNK_BYTES = 1 << 17
 Line = tuple[int, int, bytes]
 
 
-@dataclass(frozen=True)
-class PartInfo:
-    """What a finished part is: its rows, its bytes and their CRC-32."""
-
-    path: Path
-    rows: int
-    bytes: int
-    crc32: int
-
-
-def write_part(path, rows: Iterable[Row]) -> PartInfo:
+def write_part(path, rows: Iterable[Row]) -> Index:
     """Write rows as a part, then its index and its columns (`select.columns`). The same rows give the same bytes.
-
-    The index takes an image's size from `meta["width"]` and `meta["height"]` where both are there, else from the image.
-    Raises PartError where there are no rows, OutputError.
-    """
-    index = write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
-    return PartInfo(Path(path), len(index.offsets), index.part_bytes, index.part_crc32)
+    Raises PartError where there are no rows, OutputError."""
+    return write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
 
 
 def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
@@ -78,14 +58,14 @@ def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
 
 def described_by(part) -> list[Path]:
     """The files that describe a part beside it: index and columns."""
-    return [spec.index_path(Path(part)) for spec in (Part.spec, columns_spec())]
+    return [spec.index_path(Path(part)) for spec in (Part.spec, COLUMNS)]
 
 
 def drop_indexes(part) -> None:
     """Remove what describes a part under any layout, beside it and in the cache folder, for a part that is replaced or
     removed: columns and copies hold what stood in it."""
     drop_copies(Path(part))
-    for spec in (_POINTS, *(spec.of_layout(name) for name in LAYOUTS for spec in (Part.spec, columns_spec()))):
+    for spec in (_POINTS, *(spec.of_layout(name) for name in LAYOUTS for spec in (Part.spec, COLUMNS))):
         for path in (spec.index_path(Path(part)), spec.cached_index_path(Path(part))):
             path.unlink(missing_ok=True)
 
@@ -100,16 +80,23 @@ class Part(LineRows):
         super().__init__(path, index_layout(layout, "part"))
 
     def _find_copy(self) -> Copy | None:
-        if self._index.kind == PACKED_LINES:
-            return Copy(self.path, self.identity, _COPY, partial(_read_text, self.path))
-        return None
+        is_packed = self._index.kind == PACKED_LINES
+        return Copy(self.path, self.identity, _COPY, partial(_read_text, self.path)) if is_packed else None
 
     def _build(self) -> tuple[Path, Index]:
-        with indexing(self.path, self.path.stat().st_size, "B") as bar:
-            _scan(self.path, self.spec, self._indexed_layout, bar)
-        if found := find_stored(self.path, self.spec, read_index):
-            return found
-        raise PartError(f"{self.path} or its index changed while it was indexed; run again")
+        content, kind = measure_file(self.path), GZIP_MEMBERS if is_gzip(self.path) else PLAIN_LINES
+        with indexing(self.path, content[0], "B") as bar:
+            try:
+                table = self._tabulate(member_lines if kind == GZIP_MEMBERS else plain_lines, bar)
+            except PackedRows:
+                kind = PACKED_LINES
+                with making_copy(self.path, content, _COPY) as write:
+                    table = self._tabulate(partial(packed_lines, write), bar)
+        return store_rows(self.path, self.spec, table, content, kind)
+
+    def _tabulate(self, lines_of: Callable[..., Iterator[Line]], bar) -> list[tuple[int, int, int, int]]:
+        lines = measure_lines(lines_of, self.path, self._indexed_layout, bar)
+        return [(offset, length, *size) for (offset, length, _), size in lines]
 
     def _decode(self, data: bytes, where: str) -> Row:
         return decode_row(data, where, self._layout)
@@ -119,7 +106,6 @@ class Part(LineRows):
         return self._read_bytes(row, self._where(row))
 
     def count_blank_lines(self, start: int, stop: int) -> int:
-        """As `ppldm.data.formats.open.Rows` has it."""
         offsets = self._index.offsets[start:stop].astype(np.int64)
         ends = offsets + self._index.lengths[start:stop]
         first = int(self._index.offsets[start - 1]) + int(self._index.lengths[start - 1]) if start else 0
@@ -135,14 +121,25 @@ class Part(LineRows):
         where = f"{self.path}, between rows"
         text = self._read_stored(start, stop - start, where)
         if self._index.kind == GZIP_MEMBERS:
-            text = inflate_members(text, where)
+            data, text = text, b""
+            try:
+                while data := data.lstrip(b"\0"):  # zeros between members
+                    inflate = zlib.decompressobj(31)
+                    text += inflate.decompress(data)
+                    data = inflate.unused_data
+            except zlib.error as error:
+                raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
         return text if text.endswith(b"\n") or not text else text + b"\n"
 
     def _read_bytes(self, row: int, where: str, limit: int | None = None) -> bytes:
         """The line of a row; or the part of it that its first `limit` stored bytes hold, and no more than that many."""
         line = super()._read_bytes(row, where, limit)
         if self._index.kind == GZIP_MEMBERS:
-            line = inflate_member(line, where, limit)
+            try:
+                whole = limit is None
+                line = isal_zlib.decompress(line, 31) if whole else zlib.decompressobj(31).decompress(line, limit)
+            except (isal_zlib.error, zlib.error) as error:
+                raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
         elif limit is None and not line.endswith(b"\n"):
             line += b"\n"
         return line if row else line.removeprefix(BOM)  # the mark that an editor puts before the first line of a file
@@ -153,35 +150,30 @@ def _read_text(path: Path) -> Iterator[bytes]:
         yield from gzip_lines(file, path)
 
 
-def inflate_member(member: bytes, where: str, limit: int | None = None) -> bytes:
-    """The line of a gzip member, or its first `limit` bytes. Raises RowError "gzip"."""
-    try:
-        return isal_zlib.decompress(member, 31) if limit is None else zlib.decompressobj(31).decompress(member, limit)
-    except (isal_zlib.error, zlib.error) as error:
-        raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
-
-
-def inflate_members(data: bytes, where: str) -> bytes:
-    """The text of gzip members that follow one another, with zeros between. Raises RowError "gzip"."""
-    text = b""
-    try:
-        while data := data.lstrip(b"\0"):
-            inflate = zlib.decompressobj(31)
-            text += inflate.decompress(data)
-            data = inflate.unused_data
-    except zlib.error as error:
-        raise RowError("gzip", f"{where}: damaged gzip data ({error}); get the part again") from error
-    return text
-
-
 def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
     """Write (line, image size) pairs, each as its own gzip member, then the columns and the index. Raises PartError
     without lines, OutputError."""
+    from ..select.columns import ColumnsWriter, columns_key
+
+    table, offset, crc32 = [], 0, 0
     try:
-        with atomic_write(columns_spec().index_path(path)) as file:
-            columns = ColumnsWriter(file)
-            index = _write_members(path, _noted(lines, columns))
-            columns.finish(columns_key((index.part_bytes, index.part_crc32), len(index.offsets)))
+        with atomic_write(COLUMNS.index_path(path)) as beside:
+            columns = ColumnsWriter(beside)
+            with atomic_write(path) as file:
+                for line, size in lines:
+                    _note(line, columns)
+                    member = _compress(line)
+                    file.write(member)
+                    table.append((offset, len(member), *size))
+                    offset += len(member)
+                    crc32 = zlib.crc32(member, crc32)
+                if not table:
+                    raise PartError(f"no rows to write to {path}; a part needs at least one")
+                # An older index of the same name must not outlive the part that it described.
+                drop_indexes(path)
+            index = make_index(GZIP_MEMBERS, offset, crc32, table)
+            write_index(index_path(path), index)
+            columns.finish(columns_key((offset, crc32), len(table)))
     except OSError as error:
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}; make room or choose another folder, then run the same "
@@ -190,37 +182,16 @@ def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> I
     return index
 
 
-def _noted(lines: Iterable[tuple[bytes, tuple[int, int]]], columns: ColumnsWriter) -> Iterator:
-    """The same lines, whose captions and metadata go to `columns` as `Part.read_fields` will find them."""
-    layout = LAYOUTS[DEFAULT_LAYOUT]
-    for line, size in lines:
-        try:
-            fields = decode_text_columns(line, "", layout)
-            if fields is None:
-                row = decode_row(line, "", layout)
-                fields = row.caption, row.meta
-            columns.add(*fields)
-        except RowError as error:
-            columns.add_bad(error.reason)
-        yield line, size
-
-
-def _write_members(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
-    table, offset, crc32 = [], 0, 0
-    with atomic_write(path) as file:
-        for line, size in lines:
-            member = _compress(line)
-            file.write(member)
-            table.append((offset, len(member), *size))
-            offset += len(member)
-            crc32 = zlib.crc32(member, crc32)
-        if not table:
-            raise PartError(f"no rows to write to {path}; a part needs at least one")
-        # An older index of the same name must not outlive the part that it described.
-        drop_indexes(path)
-    index = make_index(GZIP_MEMBERS, offset, crc32, table)
-    write_index(index_path(path), index)
-    return index
+def _note(line: bytes, columns) -> None:
+    """Its caption and metadata go to `columns` as `Part.read_fields` will find them."""
+    try:
+        fields = decode_text_columns(line, "", LAYOUTS[DEFAULT_LAYOUT])
+        if fields is None:
+            row = decode_row(line, "")
+            fields = row.caption, row.meta
+        columns.add(*fields)
+    except RowError as error:
+        columns.add_bad(error.reason)
 
 
 def _compress(line: bytes) -> bytes:
@@ -228,22 +199,6 @@ def _compress(line: bytes) -> bytes:
     Huffman codes alone do, in a third of the time. Its bytes may be others on another kind of processor."""
     size = struct.pack("<II", isal_zlib.crc32(line), len(line) & 0xFFFFFFFF)
     return b"".join((_MEMBER_HEADER, isal_zlib.compress(line, 1, -15), size))
-
-
-def _scan(path: Path, spec: IndexSpec, layout: Layout, bar) -> None:
-    """Read a whole part once and store its index; of ordinary gzip, its copy too."""
-    content, kind = measure_file(path), GZIP_MEMBERS if is_gzip(path) else PLAIN_LINES
-    try:
-        table = _tabulate(measure_lines(member_lines if kind == GZIP_MEMBERS else plain_lines, path, layout, bar))
-    except PackedRows:
-        kind = PACKED_LINES
-        with making_copy(path, content, _COPY) as write:
-            table = _tabulate(measure_lines(partial(packed_lines, write), path, layout, bar))
-    store_index(path, spec, make_index(kind, *content, table))
-
-
-def _tabulate(lines: Iterable[tuple[Line, tuple[int, int]]]) -> list[tuple[int, int, int, int]]:
-    return [(offset, length, *size) for (offset, length, _), size in lines]
 
 
 class PackedRows(Exception):
@@ -261,10 +216,8 @@ def row_size(row: Row) -> tuple[int, int]:
 def measure_lines(
     lines_of: Callable[..., Iterator[Line]], path: Path, layout: Layout, bar
 ) -> Iterator[tuple[Line, tuple[int, int]]]:
-    """The rows of a file with their image sizes. bar: of progress, over the file's bytes.
-
-    Raises PartError where none of the first rows can be read: then the file is something else.
-    """
+    """The rows of a file with their image sizes. bar: of progress, over the file's bytes. Raises PartError where none
+    of the first rows can be read: then the file is something else."""
     rows, readable, first_error = 0, 0, None
     with open(path, "rb") as file:
         for line in lines_of(file, path):

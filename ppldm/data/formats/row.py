@@ -1,9 +1,9 @@
-"""The row format, known only to this file.
+"""Rows: what one is, what a file of them offers, and the row format, known only to this file.
 
-A row is one line of text: caption TAB metadata TAB base64 of an encoded image; TAB base64 of a control image, where
-there is one; and whatever further columns a foreign writer added. The second column is ignored by every reader of the
-published format; ours is a compact JSON object, or empty. Other published column orders are read by a `Layout`; rows
-are written only in this one. Text is UTF-8, else GB18030, in which no byte of a character can be a tab or a newline.
+In it a row is one line of text: caption TAB metadata TAB base64 of an encoded image; TAB base64 of a control image,
+where there is one; and whatever further columns a foreign writer added. The metadata, which other readers ignore, are a
+compact JSON object, or empty. Other published column orders are read by a `Layout`. Text is UTF-8, else GB18030, in
+which no byte of a character can be a tab or a newline.
 """
 
 import base64
@@ -11,12 +11,14 @@ import binascii
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pybase64
 
 from ...utils.errors import DataError, RowError
@@ -31,12 +33,9 @@ EXAMPLES_PER_REASON = 3  # of bad rows, in accounts
 
 @dataclass(frozen=True)
 class Row:
-    """One caption and one encoded image (JPEG, PNG, WebP bytes; empty where there are only latents of it), with what
-    else is known of it.
-
+    """One caption and one encoded image (empty where there are only latents of it), with what else is known of it.
     `other_captions`: further ones of the same image, where the layout has several; they are not written. `control`: a
-    second encoded image of the same shape, where the layout has it; empty where there is none.
-    """
+    second encoded image of the same shape; empty where there is none."""
 
     caption: str
     image: bytes
@@ -45,11 +44,48 @@ class Row:
     control: bytes = b""
 
 
-def encode_row(row: Row) -> bytes:
-    """The row as one line with its newline. Tabs and line breaks in the caption become single spaces.
+class Rows:
+    """What reads rows needs no more than this, whatever format they have. `widths`, `heights`: uint16 [rows], pixels as
+    shown, 0 where unknown. `identity`: another one for other rows; it begins with bytes and CRC-32 of the file with the
+    rows. `has_images`: where not, rows have latents in their place. Closed by `close()` or with the last reference."""
 
-    Raises RowError "meta" where the metadata has no JSON form (NaN has none).
-    """
+    path: Path
+    widths: np.ndarray
+    heights: np.ndarray
+    identity: tuple[int, ...]
+    has_images: bool = True
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def read(self, row: int) -> Row:
+        """Row `row` of [0, len). Raises RowError, naming file and row, where it is damaged."""
+        raise NotImplementedError
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        """(caption, metadata) of row `row`, without its image where the format allows. Raises RowError."""
+        read = self.read(row)
+        return read.caption, read.meta
+
+    def count_blank_lines(self, start: int, stop: int) -> int:
+        """Lines before the rows [start, stop), and after the last row where `stop` is len, that hold only white space:
+        they are not rows and have no numbers. Only parts have any. Raises RowError where they cannot be read."""
+        return 0
+
+    def close(self) -> None:
+        """Give the files back."""
+        raise NotImplementedError
+
+    def _where(self, row: int) -> str:
+        """What errors call a row. Raises IndexError for a row that is not there."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.path} has rows 0 to {len(self) - 1}, no row {row}")
+        return f"{self.path} row {row}"
+
+
+def encode_row(row: Row) -> bytes:
+    """The row as one line with its newline. Tabs and line breaks in the caption become single spaces. Raises RowError
+    "meta" where the metadata has no JSON form (NaN has none)."""
     control = b"\t" + pybase64.b64encode(row.control) if row.control else b""
     return encode_text_columns(row.caption, row.meta) + pybase64.b64encode(row.image) + control + b"\n"
 
@@ -66,10 +102,8 @@ def encode_text_columns(caption: str, meta: dict) -> bytes:
 
 
 def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]) -> Row:
-    """The row of one line, with or without its newline. `where` (file and row number) goes into the error.
-
-    Raises RowError "columns", "encoding", "caption" or "base64".
-    """
+    """The row of one line, with or without its newline. `where` (file and row number) goes into the error. Raises
+    RowError "columns", "encoding", "caption" or "base64"."""
     columns = line.rstrip(b"\r\n").split(b"\t", layout.num_columns)
     if len(columns) < layout.num_columns:
         raise RowError(
@@ -96,7 +130,11 @@ def _decode_texts(columns: list[bytes], where: str, layout: Layout) -> tuple[lis
     """(one caption or more, metadata)."""
     places = [layout.caption, *([] if layout.meta is None else [layout.meta])]
     texts = decode_text(b"\t".join(columns[place] for place in places), where).split("\t")
-    meta = {} if layout.meta is None else _load_meta(texts[-1])
+    meta = {}
+    # Foreign writers put anything here ("NONE", a number, nothing): all that is not a JSON object means "unknown".
+    if layout.meta is not None and texts[-1].startswith("{"):
+        with suppress(ValueError, RecursionError):
+            meta = json.loads(texts[-1])
     caption = texts[0]
     if layout.caption_keys:
         caption = next((meta[key] for key in layout.caption_keys if isinstance(meta.get(key), str) and meta[key]), "")
@@ -107,16 +145,6 @@ def _decode_texts(columns: list[bytes], where: str, layout: Layout) -> tuple[lis
     if layout.separator:
         return [text for text in caption.split(layout.separator) if text] or [""], meta
     return [caption], meta
-
-
-def _load_meta(text: str) -> dict:
-    """Foreign writers put anything here ("NONE", a number, nothing): all that is not a JSON object means "unknown"."""
-    if not text.startswith("{"):
-        return {}
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
 
 
 @dataclass
@@ -196,20 +224,15 @@ def find_name(names: Collection[str], known: tuple[str, ...]) -> str | None:
 
 def _decode_image_column(data: bytes, where: str) -> bytes:
     try:
-        image = _decode_base64(data)
+        try:
+            image = pybase64.b64decode(data, validate=True)
+        except binascii.Error:
+            image = base64.b64decode(data, validate=True)  # which forgives one "=" too many
     except binascii.Error as error:
         raise RowError("base64", f"{where} is not base64 ({error})") from error
     if not image:
         raise RowError("base64", f"{where} is empty")
     return image
-
-
-def _decode_base64(data: bytes) -> bytes:
-    """As the standard library, which forgives one "=" too many, where pybase64 does not."""
-    try:
-        return pybase64.b64decode(data, validate=True)
-    except binascii.Error:
-        return base64.b64decode(data, validate=True)
 
 
 @dataclass(frozen=True)
@@ -221,10 +244,8 @@ class BadRows:
     limit: int = 100
 
     def load(self, load: Callable[[int], T], candidates: Iterable[int]) -> tuple[T, int, list[str]]:
-        """(`load` of the first good candidate, that candidate, the reasons of the bad ones before it).
-
-        No more candidates are asked for than needed. Raises DataError.
-        """
+        """(`load` of the first good candidate, that candidate, the reasons of the bad ones before it); no more
+        candidates are asked for than needed. Raises DataError."""
         errors: list[RowError] = []
         for candidate in islice(candidates, self.limit):
             try:

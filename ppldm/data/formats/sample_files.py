@@ -34,18 +34,20 @@ def assemble_row(
     prompts: Mapping[str, str] | None = None,
     has_control: bool = False,
 ) -> Row:
-    """The row of base name `key`, `files` being (suffix, content). With `prompts`, the class tells the caption.
-
-    Raises RowError "no_image", "format", "two_images", "no_control" where `has_control` asks for a second image,
-    "no_caption", "empty_caption", "class", "encoding", "metadata".
-    """
+    """The row of base name `key`, `files` being (suffix, content). With `prompts`, the class tells the caption. Raises
+    RowError "no_image", "format", "two_images", "no_control" where `has_control` asks for a second image, "no_caption",
+    "empty_caption", "class", "encoding", "metadata"."""
     image = _find_image(files, IMAGE_SUFFIXES, "no_image", f"{where}: {key!r}")
     control = _find_image(files, CONTROL_SUFFIXES, "no_control", f"{where}: {key!r}") if has_control else b""
     contents = dict(files)
     meta = decode_meta(contents["json"], f"{where}: {key!r}.json") if "json" in contents else {}
     named = next((suffix for suffix in CAPTION_SUFFIXES if suffix in contents), "")
     if prompts is not None and "cls" in contents:
-        caption = _find_prompt(contents["cls"], prompts, f"{where}: {key!r}")
+        number = contents["cls"].decode("ascii", "replace").strip()
+        if number not in prompts:
+            named = f"{where}: {key!r} is of class {number[:20]!r}"
+            raise RowError("class", f"{named}, which the table of idx_to_prompt does not have")
+        caption = prompts[number]
     elif named:
         caption = decode_caption(contents[named], f"{where}: {key!r}.{named}")
     elif text := find_name({name for name, value in meta.items() if isinstance(value, str)}, CAPTION_KEYS):
@@ -68,9 +70,7 @@ def decode_caption(data: bytes, where: str) -> str:
 
 def decode_meta(data: bytes, where: str) -> dict:
     """The object of a JSON file. NaN and infinities, which JSON does not have and many writers emit, become null.
-
-    Raises RowError "encoding", "metadata".
-    """
+    Raises RowError "encoding", "metadata"."""
     try:
         meta = json.loads(
             decode_text(data, where, "utf-8-sig"), parse_constant=lambda _: None, parse_float=_finite_or_none
@@ -105,10 +105,3 @@ def _find_image(files: Sequence[tuple[str, bytes]], suffixes: tuple[str, ...], m
         names = ", ".join(suffix for suffix, _ in images)
         raise RowError("two_images", f"{where} has {len(images)} images ({names})")
     return images[0][1]
-
-
-def _find_prompt(data: bytes, prompts: Mapping[str, str], where: str) -> str:
-    number = data.decode("ascii", "replace").strip()
-    if number not in prompts:
-        raise RowError("class", f"{where} is of class {number[:20]!r}, which the table of idx_to_prompt does not have")
-    return prompts[number]

@@ -1,17 +1,15 @@
 """`format=webdataset`: tars of samples, as WebDataset and img2dataset write them.
 
-Files that follow one another and share a base name (all before the first dot of the file's name) are one sample; its
-parts are those of `sample_files`, other files of the name are ignored. A suffix that comes a second time starts a
-new sample. Folders, hidden files and names between double underscores are not samples.
-
-The index says from where to where a sample reaches, headers included, so that one read brings it with its names: what
-is not a whole sample of one base name is a bad row, never a picture under the caption of another.
+Files that follow one another and share a base name (all before the first dot of the file's name) are one sample, of the
+parts of `sample_files`. A suffix that comes a second time starts a new sample. Folders, hidden files and names between
+double underscores are not samples. A sample is read with its headers, so that what is not a whole one of one base name
+is a bad row, never a picture under the caption of another.
 """
 
 import io
 import re
 import tarfile
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +19,9 @@ from ...utils.checksums import checksum_json
 from ...utils.errors import ConfigError, PartError, RowError
 from ...utils.files import read_json_object
 from ...utils.log import get_logger
-from ..images.decode import image_size
+from ..images import image_size
 from .base import MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip, store_rows
-from .index.cache import IndexSpec
-from .index.entries import TAR_SAMPLES, Index
+from .index import TAR_SAMPLES, Index, IndexSpec
 from .layouts import DEFAULT_LAYOUT
 from .row import Row
 from .sample_files import ALL_SUFFIXES, IMAGE_SUFFIXES, assemble_row, image_places
@@ -99,26 +96,33 @@ def read_class_prompts(path: str) -> dict[str, str]:
 def _samples(file, path: Path) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """(start, end, [(start, length) of an image]) in bytes of each sample. Raises PartError."""
     with _open_tar(file, path) as tar:
-        for _, infos in _grouped(tar):
-            images = [infos[place] for place in image_places([_suffix(info) for info in infos])]
-            images = [(image.offset_data, image.size) for image in images]
-            yield infos[0].offset, _end(infos[-1]), images
+        for _, files in _grouped(tar):
+            infos = [*files.values()]
+            images = [infos[place] for place in image_places([*files])]
+            end = infos[-1].offset_data + -(-infos[-1].size // _BLOCK) * _BLOCK
+            yield infos[0].offset, end, [(image.offset_data, image.size) for image in images]
         end = tar.offset
-    _check_end(file, end, path)
+    # tarfile stops in silence at a header that it cannot read: after the last member there must be but zeros.
+    file.seek(end)
+    rest = file.read(_BLOCK)
+    if not rest:
+        get_logger().warning("%s has no end mark; if its writer was stopped, rows after the last are missing", path)
+    while rest:
+        if rest.strip(b"\0"):
+            raise PartError(f"{path} is damaged after byte {end}, its last readable header; get it again")
+        rest = file.read(1 << 20)
 
 
-def scan_samples(file, path: Path) -> Generator[tuple[int, int], None, None]:
+def scan_samples(file, path: Path) -> Iterator[tuple[int, int]]:
     """(start, end) in bytes of each sample. Raises PartError where the tar is damaged, after what could be read."""
-    for start, stop, _ in _samples(file, path):
-        yield start, stop
+    return ((start, stop) for start, stop, _ in _samples(file, path))
 
 
-def read_samples(file, path: Path) -> Generator[tuple[str, dict[str, bytes]], None, None]:
+def read_samples(file, path: Path) -> Iterator[tuple[str, dict[str, bytes]]]:
     """(base name, content by suffix) of the samples from where the file stands. Raises PartError."""
     with _open_tar(file, path) as tar:
-        for key, infos in _grouped(tar):
-            own = {_suffix(info): info for info in infos if _suffix(info) in ALL_SUFFIXES}
-            yield key, {suffix: tar.extractfile(info).read() for suffix, info in own.items()}
+        for key, files in _grouped(tar):
+            yield key, {suffix: tar.extractfile(files[suffix]).read() for suffix in files if suffix in ALL_SUFFIXES}
 
 
 @contextmanager
@@ -130,27 +134,18 @@ def _open_tar(file, path: Path) -> Iterator[tarfile.TarFile]:
         raise PartError(f"{path} is not a tar, or is damaged or truncated ({error}); get it again") from error
 
 
-def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, list[tarfile.TarInfo]]]:
-    """(base name, files) of each sample."""
-    key, seen, infos = None, set(), []
+def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+    """(base name, files by suffix) of each sample."""
+    key, files = None, {}
     for info, base, suffix in _members(tar):
-        if base != key or suffix in seen:
-            if infos:
-                yield key, infos
-            key, seen, infos = base, set(), []
-        seen.add(suffix)
-        infos.append(info)
+        if base != key or suffix in files:
+            if files:
+                yield key, files
+            key, files = base, {}
+        files[suffix] = info
         tar.members = []  # which would hold all names of the tar
-    if infos:
-        yield key, infos
-
-
-def _suffix(info: tarfile.TarInfo) -> str:
-    return _BASE_NAME.fullmatch(info.name)[2].lower()
-
-
-def _end(info: tarfile.TarInfo) -> int:
-    return info.offset_data + -(-info.size // _BLOCK) * _BLOCK
+    if files:
+        yield key, files
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str, str]]:
@@ -163,15 +158,3 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str, str]]
         name = _BASE_NAME.fullmatch(info.name)
         if info.isreg() and name and not _HIDDEN.match(info.name):
             yield info, normalize("NFC", name[1]), name[2].lower()
-
-
-def _check_end(file, end: int, path: Path) -> None:
-    """tarfile stops in silence at a header that it cannot read: after the last member there must be but zeros."""
-    file.seek(end)
-    rest = file.read(_BLOCK)
-    if not rest:
-        get_logger().warning("%s has no end mark; if its writer was stopped, rows after the last are missing", path)
-    while rest:
-        if rest.strip(b"\0"):
-            raise PartError(f"{path} is damaged after byte {end}, its last readable header; get it again")
-        rest = file.read(1 << 20)

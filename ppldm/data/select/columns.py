@@ -1,29 +1,26 @@
 """Captions and metadata of a part by column, so that a condition reads the fields that it names and no row.
 
-Beside a part's index lies `<part>.columns` (of another layout `<part>.<layout>.columns`), or in the cache folder
-where the part's own cannot be written, and for folders of pictures. It holds every field but width and height, which
-the index has, and the caption under the name "caption"; rows that cannot be read are in it with their reason. It can be
-made again at any time, so one that does not fit its part, or is damaged, is.
+`<part>.columns` lies where the part's index does. It holds the caption, as "caption", and every field but width and
+height, which the index has; rows that cannot be read are in it with their reason. It is made with an index, and anew
+where one does not fit its part or is damaged.
 
 Little endian: `_MAGIC`; buffers, compressed by zlib where that makes them smaller; a JSON object that says where they
 are; its length and CRC-32, u32 each; `_MAGIC`. Rows come in blocks of `_BLOCK_ROWS`. A column of a block is the numbers
 of the rows that have a value (u32, left out where all have), and their values: float32 or float64 where those hold
 every one exactly, or else the different values, as a JSON list, and the place of each row's in it. Every buffer is
 stated as [offset, length, CRC-32, 1 if compressed or 0].
-
-They are made where an index is made, and where a condition first asks for a field of a part that has none yet.
 """
 
 import json
 import math
 import os
 import struct
-import weakref
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from isal import isal_zlib
@@ -32,8 +29,7 @@ from ...utils.errors import OutputError, RowError
 from ...utils.files import atomic_write, make_output_dir
 from ...utils.log import get_logger, progress
 from ..filelist import Source
-from ..formats.index.cache import READ_ONLY, IndexSpec
-from ..formats.index.entries import Misfit
+from ..formats.index import COLUMNS, READ_ONLY, Misfit
 from ..formats.layouts import DEFAULT_LAYOUT, index_layout
 
 # Part of every file: a change of what is in it must change it.
@@ -65,21 +61,21 @@ class ColumnsWriter:
     """Writes rows as columns into a file, a block at a time. `finish` comes last; rows before it cannot be read."""
 
     def __init__(self, file):
-        self._file, self._offset = file, 0
+        self._file, self._offset = file, len(_MAGIC)
         self._blocks, self._columns, self._rows = [], {}, 0
-        self._put_bytes(_MAGIC)
+        file.write(_MAGIC)
 
     def add(self, caption: str, meta: dict) -> None:
         """The next row."""
         for name, value in meta.items():
             if name not in INDEX_FIELDS and name not in (_CAPTION, _ERRORS):
-                self._put(name, value)
-        self._put(_CAPTION, caption)
+                self._note(name, value)
+        self._note(_CAPTION, caption)
         self._next()
 
     def add_bad(self, reason: str) -> None:
         """The next row, which cannot be read."""
-        self._put(_ERRORS, reason)
+        self._note(_ERRORS, reason)
         self._next()
 
     def finish(self, key: list) -> None:
@@ -88,7 +84,7 @@ class ColumnsWriter:
         contents = json.dumps({"key": [_VERSION, *key], "blocks": self._blocks}).encode()
         self._file.write(contents + _TAIL.pack(len(contents), zlib.crc32(contents), _MAGIC))
 
-    def _put(self, name: str, value) -> None:
+    def _note(self, name: str, value) -> None:
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return
         rows, values = self._columns.setdefault(name, ([], []))
@@ -107,10 +103,10 @@ class ColumnsWriter:
         self._columns, self._rows = {}, 0
 
     def _write_column(self, rows: list[int], values: list) -> dict:
-        column = {} if len(rows) == self._rows else {"rows": self._put_array(np.array(rows, dtype="<u4"))}
+        column = {} if len(rows) == self._rows else {"rows": self._put(np.array(rows, dtype="<u4").tobytes())}
         numbers = _as_floats(values)
         if numbers is not None:
-            return {**column, "dtype": numbers.dtype.str, "values": self._put_array(numbers)}
+            return {**column, "dtype": numbers.dtype.str, "values": self._put(numbers.tobytes())}
         places: dict = {}
         # 1, 1.0 and true are different values.
         keys = [(type(value), None if isinstance(value, list) else value) for value in values]
@@ -120,24 +116,18 @@ class ColumnsWriter:
         return {
             **column,
             "dtype": dtype.str,
-            "values": self._put_array(np.array(of_rows, dtype=dtype)),
-            "distinct": self._put_buffer(distinct),
+            "values": self._put(np.array(of_rows, dtype=dtype).tobytes()),
+            "distinct": self._put(distinct),
         }
 
-    def _put_array(self, array: np.ndarray) -> list[int]:
-        return self._put_buffer(array.tobytes())
-
-    def _put_buffer(self, data: bytes) -> list[int]:
+    def _put(self, data: bytes) -> list[int]:
         packed = zlib.compress(data, 1)  # isal's bytes for short data are not always the same
         is_smaller = len(packed) < 0.75 * len(data)
         stored = packed if is_smaller else data
         stated = [self._offset, len(stored), zlib.crc32(stored), int(is_smaller)]
-        self._put_bytes(stored)
+        self._file.write(stored)
+        self._offset += len(stored)
         return stated
-
-    def _put_bytes(self, data: bytes) -> None:
-        self._file.write(data)
-        self._offset += len(data)
 
 
 def _as_floats(values: list) -> np.ndarray | None:
@@ -154,61 +144,52 @@ def _as_floats(values: list) -> np.ndarray | None:
     return short if np.array_equal(short, numbers) else numbers
 
 
-class Columns:
-    """The columns of a file that was written for `key`.
-
-    Raises Misfit where it was written for another one or is damaged, also from `blocks`; FileNotFoundError.
-    """
-
-    def __init__(self, path: Path, key: list):
-        self._file = os.open(path, os.O_RDONLY)
-        self.close = weakref.finalize(self, os.close, self._file)
-        self._blocks = self._read_contents(os.fstat(self._file).st_size, key)
-
-    def blocks(self, names: Iterable[str]) -> Iterator[Block]:
-        """The columns of these names; one that no row of a block has is not among them."""
-        names = sorted(names)
-        for block in self._blocks:
+def read_blocks(path: Path, key: list, names: Iterable[str]) -> list[Block]:
+    """The columns of these names of a file that was written for `key`; one that no row of a block has is not among
+    them. Raises Misfit where it was written for another one or is damaged, FileNotFoundError."""
+    with open(path, "rb", buffering=0) as file:
+        read, found = partial(os.pread, file.fileno()), list[Block]()
+        for block in _read_contents(read, os.fstat(file.fileno()).st_size, key):
             num_rows, stated = block["rows"], block["columns"]
-            found = {name: self._read_column(stated[name], num_rows) for name in names if name in stated}
-            yield num_rows, found, self._read_column(stated[_ERRORS], num_rows) if _ERRORS in stated else None
-
-    def _read_contents(self, size: int, key: list) -> list[dict]:
-        tail = os.pread(self._file, _TAIL.size, max(0, size - _TAIL.size))
-        length, crc32, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"")
-        contents = os.pread(self._file, length, max(0, size - _TAIL.size - length))
-        if magic != _MAGIC or zlib.crc32(contents) != crc32:
-            raise Misfit("it is damaged or cut short")
-        contents = json.loads(contents)
-        if contents["key"] != [_VERSION, *key]:
-            raise Misfit("it was made of another part")
-        return contents["blocks"]
-
-    def _read_column(self, stated: dict, num_rows: int) -> np.ndarray | Distinct:
-        values = np.frombuffer(self._read_buffer(stated["values"]), dtype=stated["dtype"])
-        rows = np.frombuffer(self._read_buffer(stated["rows"]), dtype="<u4") if "rows" in stated else slice(None)
-        if "distinct" not in stated:
-            if isinstance(rows, slice):
-                return values
-            numbers = np.full(num_rows, np.nan, dtype=values.dtype)
-            numbers[rows] = values
-            return numbers
-        distinct = json.loads(self._read_buffer(stated["distinct"]))
-        places = np.full(num_rows, len(distinct), dtype=np.uint32)
-        places[rows] = values
-        return Distinct([*distinct, None], places)
-
-    def _read_buffer(self, stated: list[int]) -> bytes:
-        offset, length, crc32, is_packed = stated
-        stored = os.pread(self._file, length, offset)
-        if zlib.crc32(stored) != crc32:
-            raise Misfit("it is damaged (checksum)")
-        return isal_zlib.decompress(stored) if is_packed else stored
+            columns = {name: _read_column(read, stated[name], num_rows) for name in sorted(names) if name in stated}
+            errors: Any = _read_column(read, stated[_ERRORS], num_rows) if _ERRORS in stated else None
+            found.append((num_rows, columns, errors))
+    return found
 
 
-def columns_spec(layout: str = DEFAULT_LAYOUT) -> IndexSpec:
-    """Where the columns of a file lie, as its index does."""
-    return IndexSpec((), ".columns").of_layout(layout)
+def _read_contents(read: Callable, size: int, key: list) -> list[dict]:
+    tail = read(_TAIL.size, max(0, size - _TAIL.size))
+    length, crc32, magic = _TAIL.unpack(tail) if len(tail) == _TAIL.size else (0, 0, b"")
+    contents = read(length, max(0, size - _TAIL.size - length))
+    if magic != _MAGIC or zlib.crc32(contents) != crc32:
+        raise Misfit("it is damaged or cut short")
+    contents = json.loads(contents)
+    if contents["key"] != [_VERSION, *key]:
+        raise Misfit("it was made of another part")
+    return contents["blocks"]
+
+
+def _read_column(read: Callable, stated: dict, num_rows: int) -> np.ndarray | Distinct:
+    values = np.frombuffer(_read_buffer(read, stated["values"]), dtype=stated["dtype"])
+    rows = np.frombuffer(_read_buffer(read, stated["rows"]), dtype="<u4") if "rows" in stated else slice(None)
+    if "distinct" not in stated:
+        if isinstance(rows, slice):
+            return values
+        numbers = np.full(num_rows, np.nan, dtype=values.dtype)
+        numbers[rows] = values
+        return numbers
+    distinct = json.loads(_read_buffer(read, stated["distinct"]))
+    places = np.full(num_rows, len(distinct), dtype=np.uint32)
+    places[rows] = values
+    return Distinct([*distinct, None], places)
+
+
+def _read_buffer(read: Callable, stated: list[int]) -> bytes:
+    offset, length, crc32, is_packed = stated
+    stored = read(length, offset)
+    if zlib.crc32(stored) != crc32:
+        raise Misfit("it is damaged (checksum)")
+    return isal_zlib.decompress(stored) if is_packed else stored
 
 
 def columns_key(identity: tuple[int, ...], rows: int, format: str = "part", layout: str = DEFAULT_LAYOUT) -> list:
@@ -217,8 +198,8 @@ def columns_key(identity: tuple[int, ...], rows: int, format: str = "part", layo
 
 
 def read_columns(part, source: Source, names: Iterable[str]) -> list[Block]:
-    """The columns of these names of an open part (`formats.open.Rows`), block by block; its rows are read where
-    there are none that fit. Raises OutputError."""
+    """The columns of these names of an open part (`formats.row.Rows`), block by block; its rows are read, and their
+    columns stored, where there are none that fit. Raises OutputError."""
     found = _read_stored(part, source, names)
     if found is None:
         build_columns(part, source)
@@ -230,49 +211,35 @@ def read_columns(part, source: Source, names: Iterable[str]) -> list[Block]:
     return found
 
 
-def ensure_columns(part, source: Source) -> None:
-    """Store the columns of an open part where there are none that fit. Raises OutputError."""
-    if _read_stored(part, source, ()) is None:
-        build_columns(part, source)
-
-
 def build_columns(part, source: Source) -> None:
     """Read the caption and metadata of every row of an open part, once, and store them. Raises OutputError."""
     get_logger().info("reading the metadata of %s, once", part.path)
     *others, last = _places(part.path, source)
-    for target in others:
+    for target in (*others, last):
+        if target == last:
+            make_output_dir(target.parent)
+        shown = progress(total=len(part), desc=part.path.name, unit="row", unit_scale=True, delay=3)
         try:
-            return _write(part, source, target)
+            with atomic_write(target) as file, shown as bar:
+                writer = ColumnsWriter(file)
+                for row in range(len(part)):
+                    try:
+                        writer.add(*part.read_fields(row))
+                    except RowError as error:
+                        writer.add_bad(error.reason)
+                    bar.update()
+                writer.finish(_key(part, source))
+            return
         except OSError as error:
-            if error.errno not in READ_ONLY:
-                raise _cannot_write(target, error) from error
-    make_output_dir(last.parent)
-    try:
-        _write(part, source, last)
-    except OSError as error:
-        raise _cannot_write(last, error) from error
-
-
-def _write(part, source: Source, target: Path) -> None:
-    with (
-        atomic_write(target) as file,
-        progress(total=len(part), desc=part.path.name, unit="row", unit_scale=True, delay=3) as bar,
-    ):
-        writer = ColumnsWriter(file)
-        for row in range(len(part)):
-            try:
-                writer.add(*part.read_fields(row))
-            except RowError as error:
-                writer.add_bad(error.reason)
-            bar.update()
-        writer.finish(_key(part, source))
+            if target == last or error.errno not in READ_ONLY:
+                words = f"{error.strerror or error}; free some space or set PPLDM_CACHE_DIR"
+                raise OutputError(f"cannot write {target}: {words}") from error
 
 
 def _read_stored(part, source: Source, names: Iterable[str]) -> list[Block] | None:
     for path in _places(part.path, source):
         try:
-            with closing(Columns(path, _key(part, source))) as columns:
-                return list(columns.blocks(names))
+            return read_blocks(path, _key(part, source), names)
         except FileNotFoundError:
             continue
         except Misfit as error:
@@ -281,14 +248,10 @@ def _read_stored(part, source: Source, names: Iterable[str]) -> list[Block] | No
 
 
 def _places(path: Path, source: Source) -> list[Path]:
-    spec = columns_spec(index_layout(source.layout, source.format))
+    spec = COLUMNS.of_layout(index_layout(source.layout, source.format))
     beside = [] if source.format == "folder" else [spec.index_path(path)]
     return [*beside, spec.cached_index_path(path)]
 
 
 def _key(part, source: Source) -> list:
     return columns_key(part.identity, len(part), source.format, index_layout(source.layout, source.format))
-
-
-def _cannot_write(target: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write {target}: {error.strerror or error}; free some space or set PPLDM_CACHE_DIR")

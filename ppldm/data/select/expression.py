@@ -8,13 +8,26 @@
     values       numbers, "text" or 'text' (with \\" \\' \\\\), true, false
     fields       words; a name that is not a word goes between backquotes: `my key`
 
-`str` of an expression is its one spelling; parsing that gives the expression again.
+`str` of an expression is its one spelling; parsing that gives the expression again. Fields are `width` and `height` (of
+the index), `caption`, and any key of a row's metadata. There are other notations:
+
+    pwatermark: "<=0.5"                          YAML or JSON: fields with comparisons
+    [['aesthetic_score', 'lambda s: s > 4.5']]   YAML or JSON: a list of rules; of their Python, what the expression
+                                                 language has is understood
+    @FILE                                        any of them in a file; YAML or JSON in .yaml, .yml, .json
+
+All comparisons, or all rules, must hold. Below `filters:` or `dataset_filters:`, as in the configs that they come from,
+they are the same.
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from ...utils.errors import ConfigError
 
@@ -36,6 +49,9 @@ _TOKEN = re.compile(
 _LAMBDA = re.compile(r"\s*lambda\s+(?P<name>[^\W\d]\w*)\s*:")
 _WORD = re.compile(r"[^\W\d]\w*")
 _TRUTHS = {"true": True, "True": True, "false": False, "False": False}
+# The beginning of YAML or JSON that is not an expression: a list, an object, or `key: ...`.
+_STRUCTURED = re.compile(r"""\s*(?:[\[{]|-\s|(?:[\w. -]+|"[^"]*"|'[^']*'):\s)""")
+_HEADINGS = ("filters", "dataset_filters")
 _KEYWORDS = {"and", "or", "not", "in", *_TRUTHS}
 
 Value = bool | int | float | str
@@ -96,7 +112,7 @@ class Not:
     term: "Expression"
 
     def __str__(self) -> str:
-        return f"not {_wrap(self.term, All | Any)}"
+        return f"not {_wrap(self.term)}"
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ class All:
     terms: tuple["Expression", ...]
 
     def __str__(self) -> str:
-        return " and ".join(_wrap(term, All | Any) for term in self.terms)
+        return " and ".join(_wrap(term) for term in self.terms)
 
 
 @dataclass(frozen=True)
@@ -116,30 +132,19 @@ class Any:
     terms: tuple["Expression", ...]
 
     def __str__(self) -> str:
-        return " or ".join(_wrap(term, Any) for term in self.terms)
+        return " or ".join(f"({term})" if isinstance(term, Any) else str(term) for term in self.terms)
 
 
 Expression = Compare | Member | Not | All | Any
 
 
-def _wrap(term: Expression, kinds) -> str:
-    return f"({term})" if isinstance(term, kinds) else str(term)
+def _wrap(term: Expression) -> str:
+    return f"({term})" if isinstance(term, All | Any) else str(term)
 
 
 def parse_expression(text: str) -> Expression:
     """The expression that a text says. Raises ConfigError that points at the place."""
     return _Parser(text, text).parse()
-
-
-def parse_comparison(field: str, comparison: str) -> Expression:
-    """`field: comparison`, as in `pwatermark: <=0.5`. Raises ConfigError."""
-    return _Parser(comparison, f"{field}: {comparison}").parse_rest(_make_field(field))
-
-
-def parse_lambda(field: str, rule: str) -> Expression | None:
-    """A rule such as `lambda s: s > 4.5` on a field; None where it is not a lambda. Raises ConfigError."""
-    head = _LAMBDA.match(rule)
-    return _Parser(rule, rule, head.end(), {head["name"]: _make_field(field)}).parse() if head else None
 
 
 def all_of(terms: Iterable[Expression]) -> Expression:
@@ -179,15 +184,9 @@ class _Parser:
         self._depth = 0
         self._token = self._next(start)
 
-    def parse(self) -> Expression:
-        expression = self._or()
-        return self._end(expression)
-
-    def parse_rest(self, left: Field) -> Expression:
-        """The comparison of which `left` is not written."""
-        return self._end(self._comparison_of(left, self._token.start))
-
-    def _end(self, expression: Expression) -> Expression:
+    def parse(self, left: Field | None = None) -> Expression:
+        """The expression; with `left`, the comparison of which that is not written."""
+        expression = self._comparison_of(left, self._token.start) if left else self._or()
         if self._token.kind != "end":
             raise self._error("`and`, `or` or the end is due")
         return expression
@@ -272,19 +271,14 @@ class _Parser:
         elif token.text in _TRUTHS:
             operand = Literal(_TRUTHS[token.text])
         elif token.kind == "field" or (token.kind == "word" and token.text not in _KEYWORDS):
-            operand = self._field(token)
+            name = token.text.strip("`")
+            if self._fields is not None and name not in self._fields:
+                raise self._error(f"only {', '.join(self._fields)} may be named here", token)
+            operand = Field(name) if self._fields is None else self._fields[name]
         if operand is None:
             raise self._error("a field, a number or text is due")
         self._token = self._next(token.start + len(token.text))
         return operand
-
-    def _field(self, token: _Token) -> Field:
-        name = token.text.strip("`")
-        if self._fields is None:
-            return Field(name)
-        if name not in self._fields:
-            raise self._error(f"only {', '.join(self._fields)} may be named here", token)
-        return self._fields[name]
 
     def _number(self, token: _Token) -> int | float:
         value = float(token.text)
@@ -312,3 +306,67 @@ class _Parser:
         before, after = self._shown[max(0, at - 40) : at], self._shown[at : at + 40]
         marked = " ".join(f"{before} --> {after}".split())
         return ConfigError(f"--where: {problem} at character {at + 1}: {marked or '(nothing is there)'}")
+
+
+def parse_where(text: str) -> Expression:
+    """The expression of a `--where`. Raises ConfigError that says what is wrong, and where."""
+    if text.startswith("@"):
+        text, structured = _read(text[1:])
+    else:
+        structured = _STRUCTURED.match(text) is not None
+    if not structured:
+        return parse_expression(text)
+    # Nodes, not values: nothing is taken for a number or a date, and a field may come twice.
+    try:
+        node = yaml.compose(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        problem = " ".join(str(error).split())
+        raise ConfigError(f'--where: not YAML ({problem}); a comparison goes in quotes, as in key: ">=5"') from error
+    return _parse_node(node)
+
+
+def _read(name: str) -> tuple[str, bool]:
+    """(text of a file, whether it is YAML or JSON)."""
+    try:
+        path = Path(os.path.expanduser(name))
+        return path.read_text(encoding="utf-8-sig"), path.suffix.lower() in (".yaml", ".yml", ".json")
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise ConfigError(f"--where: cannot read {name!r} ({problem}); `@` stands before the name of a file") from error
+
+
+def _parse_node(node: yaml.Node | None) -> Expression:
+    if isinstance(node, yaml.ScalarNode):
+        return parse_expression(node.value)
+    if isinstance(node, yaml.MappingNode) and [key.value for key, _ in node.value] in ([name] for name in _HEADINGS):
+        return _parse_node(node.value[0][1])
+    if isinstance(node, yaml.MappingNode) and node.value:
+        return all_of(_parse_comparison(key, comparison) for key, comparison in node.value)
+    if isinstance(node, yaml.SequenceNode) and node.value:
+        return all_of(map(_parse_rule, [node] if _texts(node) else node.value))
+    raise ConfigError("--where: no condition is there; write an expression, fields with comparisons or a list of rules")
+
+
+def _parse_comparison(key: yaml.Node, comparison: yaml.Node) -> Expression:
+    if not (isinstance(key, yaml.ScalarNode) and isinstance(comparison, yaml.ScalarNode)):
+        raise ConfigError(f'--where: {_place(key)}: no comparison; write it as in pwatermark: "<=0.5"')
+    return _Parser(comparison.value, f"{key.value}: {comparison.value}").parse(_make_field(key.value))
+
+
+def _parse_rule(node: yaml.Node) -> Expression:
+    field, rule = _texts(node) or ("", "")
+    head = _LAMBDA.match(rule)
+    if head is None:
+        raise ConfigError(f"--where: {_place(node)}: no rule; write it as in ['aesthetic_score', 'lambda s: s > 4.5']")
+    return _Parser(rule, rule, head.end(), {head["name"]: _make_field(field)}).parse()
+
+
+def _texts(node: yaml.Node) -> tuple[str, str] | None:
+    """The two texts of a list of two texts."""
+    items = node.value if isinstance(node, yaml.SequenceNode) else []
+    is_pair = len(items) == 2 and all(isinstance(item, yaml.ScalarNode) for item in items)
+    return tuple(item.value for item in items) if is_pair else None
+
+
+def _place(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}, character {node.start_mark.column + 1}"

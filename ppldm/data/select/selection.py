@@ -1,18 +1,15 @@
 """Which rows are trained on, decided before training starts: those that are large enough and meet `--where`.
 
-The rows of all sources are numbered through; a `Selection` is a sequence of some of these numbers, in ascending order.
-It costs a bit a row, and nothing for a part of which every row is used; with buckets (`ppldm.data.shapes`) a byte more.
-It is a function of the parts, the condition and the shapes alone.
-
-A condition on width and height is answered by the indexes, one on captions and metadata by the columns beside them
-(`ppldm.data.select.columns`), without reading a row.
+The rows of all sources are numbered through; a `Selection` is a sequence of some of these numbers, in ascending order:
+a bit a row, nothing for a part of which every row is used, with buckets (`ppldm.data.shapes`) a byte more. It is a
+function of the parts, the condition and the shapes alone. Conditions are answered by the indexes and the columns beside
+them (`select.columns`), without reading a row.
 """
 
 import random
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +18,7 @@ from ...utils.errors import DataError
 from ...utils.log import get_logger, progress
 from ...utils.processes.workers import map_unordered
 from ..filelist import Source
-from ..formats.open import build_indexes, open_part
+from ..formats.open import LastUsed, build_indexes, open_part
 from ..shapes import NO_SHAPE, TOO_SMALL, Buckets, ShapeRule, Tally, describe, refusals
 
 _MASKS_UNPACKED = 64
@@ -30,11 +27,9 @@ _PARTS_AT_ONCE = 32  # that a process is given: handing out one by one takes as 
 
 class Selection:
     """Some of the rows of all parts. `len()` is how many; `selection[i]` the number of the i-th, ascending.
-
     `list_sizes`: selected rows of each source. `num_rows`: all rows. `skipped`: rows that are not selected, by reason.
     `contents`: (bytes, CRC-32) of each part as it was indexed, None where that is not known. `buckets`: the shapes of
-    the selected rows, None where all are squares.
-    """
+    the selected rows, None where all are squares."""
 
     def __init__(
         self,
@@ -52,42 +47,29 @@ class Selection:
             rows if mask is None else int(np.unpackbits(mask).sum())
             for rows, mask in zip(rows_of_parts, masks, strict=True)
         ]
-        self._selected_starts = np.cumsum([0, *sizes])
-        self.list_sizes = np.diff(self._selected_starts[np.cumsum([0, *parts_of_lists])]).tolist()
+        # Where the selected rows of each part begin among all that are selected, and where they end. int64 [parts + 1].
+        self.part_bounds = np.cumsum([0, *sizes])
+        self.list_sizes = np.diff(self.part_bounds[np.cumsum([0, *parts_of_lists])]).tolist()
         self.num_rows = int(self.starts[-1])
         self.skipped = Counter(skipped)
-        self._masks = masks
-        self._unpack = lru_cache(maxsize=_MASKS_UNPACKED)(self._unpack_part)
+        self._masks, self._unpacked = masks, LastUsed(self._unpack_part, _MASKS_UNPACKED)
 
     def __len__(self) -> int:
-        return int(self._selected_starts[-1])
-
-    @property
-    def part_bounds(self) -> np.ndarray:
-        """Where the selected rows of each part begin among all that are selected, and where they end. int64
-        [parts + 1]."""
-        return self._selected_starts
+        return int(self.part_bounds[-1])
 
     def __getitem__(self, position: int) -> int:
         if not 0 <= position < len(self):
             raise IndexError(f"{len(self)} rows are selected, there is no place {position}")
-        part = int(np.searchsorted(self._selected_starts, position, side="right")) - 1
-        place = position - int(self._selected_starts[part])
-        return int(self.starts[part]) + (place if self._masks[part] is None else int(self._unpack(part)[place]))
+        part = int(np.searchsorted(self.part_bounds, position, side="right")) - 1
+        place = position - int(self.part_bounds[part])
+        return int(self.starts[part]) + (place if self._masks[part] is None else int(self._unpacked.get(part)[place]))
 
     def rows_of(self, part: int) -> tuple[np.ndarray, np.ndarray]:
         """The selected rows of a part, by their numbers in it, int64, and the codes of their shapes, uint8."""
-        first, end = self._selected_starts[part : part + 2].tolist()
-        rows = np.arange(end - first) if self._masks[part] is None else self._unpack(part)
+        first, end = self.part_bounds[part : part + 2].tolist()
+        rows = np.arange(end - first) if self._masks[part] is None else self._unpacked.get(part)
         codes = self.buckets.codes[first:end] if self.buckets else np.zeros(end - first, np.uint8)
         return rows.astype(np.int64), codes
-
-    def __getstate__(self):
-        return {key: value for key, value in self.__dict__.items() if key != "_unpack"}
-
-    def __setstate__(self, state):
-        self.__dict__.update(state)
-        self._unpack = lru_cache(maxsize=_MASKS_UNPACKED)(self._unpack_part)
 
     def _unpack_part(self, part: int) -> np.ndarray:
         return np.flatnonzero(np.unpackbits(self._masks[part])).astype(np.uint32)
@@ -102,70 +84,51 @@ class Selection:
             get_logger().info("%s", line)
 
 
-@dataclass
-class _Judged:
-    """What was found of a part: the rows used, packed, None for all; why not the others; shapes and kept areas."""
-
-    mask: np.ndarray | None
-    reasons: Counter
-    codes: np.ndarray | None
-    kept: np.ndarray | None
-
-
 def select_rows(
-    sources: list[Source],
-    where=None,
-    min_side: int = 0,
-    num_workers: int = 1,
-    shapes: ShapeRule | None = None,
+    sources: list[Source], where=None, min_side: int = 0, num_workers: int = 1, shapes: ShapeRule | None = None
 ) -> Selection:
     """The rows of all sources for which the Expression `where` is true, of images whose sides are unknown or at least
-    `min_side`; with
-    `shapes`, of those that get one.
-
-    Parts without an index are indexed first. Raises PartError, OutputError, and DataError where a list that is to be
-    drawn from has no rows left.
-    """
+    `min_side`; with `shapes`, of those that get one. Parts without an index are indexed first. Raises PartError,
+    OutputError, and DataError where a list that is to be drawn from has no rows left."""
     summaries = [summary for source in sources for summary in build_indexes(source.parts, source, num_workers)]
     rows_of_parts = [summary.rows for summary in summaries]
     parts = [(path, source.without_parts()) for source in sources for path in source.parts]
     masks: list[np.ndarray | None] = [None] * len(parts)
     skipped, starts = Counter(), np.cumsum([0, *rows_of_parts])
     tally = Tally(shapes, int(starts[-1])) if shapes else None
-    if where is not None or min_side > 0 or shapes:
-        # Of rows that are to be read, each process takes a part at a time; sizes are faster here than there.
-        num_workers = num_workers if where is not None and _reads_columns(where) else 1
-        judge_parts = partial(_judge_parts, where=where, min_side=min_side, shapes=shapes)
-        tasks = [
-            (number, path, source)
-            for number, ((path, source), summary) in enumerate(zip(parts, summaries, strict=True))
-            if where is not None or shapes or summary.smallest_side is None or summary.smallest_side < min_side
-        ]
-        # Ranks that read the same parts at the same time meet at different ones.
-        random.SystemRandom().shuffle(tasks)
-        num_rows = sum(rows_of_parts[number] for number, _, _ in tasks)
-        at_once = max(1, min(_PARTS_AT_ONCE, len(tasks) // (4 * num_workers)))
-        groups = [tasks[start : start + at_once] for start in range(0, len(tasks), at_once)]
-        with progress(total=num_rows, desc="selecting rows", unit="row", unit_scale=True, delay=3) as bar:
-            for group, found in map_unordered(judge_parts, groups, num_workers):
-                for (number, _, _), one in zip(group, found, strict=True):
-                    masks[number] = one.mask
-                    skipped.update(one.reasons)
-                    if tally:
-                        tally.add(slice(starts[number], starts[number + 1]), one.codes, one.kept)
-                    bar.update(rows_of_parts[number])
+    reads_columns = False
+    if where is not None:
+        from .columns import INDEX_FIELDS
+        from .expression import field_names
+
+        reads_columns = not field_names(where) <= INDEX_FIELDS
+    # Of rows that are to be read, each process takes a part at a time; sizes are faster here than there.
+    num_workers = num_workers if reads_columns else 1
+    tasks = [
+        (number, *part)
+        for number, (part, summary) in enumerate(zip(parts, summaries, strict=True))
+        if where is not None or shapes or (summary.smallest_side or 0) < min_side
+    ]
+    # Ranks that read the same parts at the same time meet at different ones.
+    random.SystemRandom().shuffle(tasks)
+    at_once = max(1, min(_PARTS_AT_ONCE, len(tasks) // (4 * num_workers)))
+    groups = [tasks[start : start + at_once] for start in range(0, len(tasks), at_once)]
+    judge_parts = partial(_judge_parts, where=where, min_side=min_side, shapes=shapes)
+    num_rows = sum(rows_of_parts[number] for number, *_ in tasks)
+    with progress(total=num_rows, desc="selecting rows", unit="row", unit_scale=True, delay=3) as bar:
+        for group, found in map_unordered(judge_parts, groups, num_workers):
+            for (number, *_), (masks[number], reasons, *shaped) in zip(group, found, strict=True):
+                skipped.update(reasons)
+                if tally:
+                    tally.add(slice(starts[number], starts[number + 1]), *shaped)
+                bar.update(rows_of_parts[number])
     buckets = _settle_shapes(tally, parts, starts, masks, skipped) if tally else None
-    contents = [summary.content for summary in summaries]
-    parts_of_lists = [len(source.parts) for source in sources]
+    contents, parts_of_lists = [summary.content for summary in summaries], [len(source.parts) for source in sources]
     selection = Selection(rows_of_parts, masks, parts_of_lists, skipped, contents, buckets)
-    _refuse_empty(selection, sources, min_side)
+    for source, size in zip(sources, selection.list_sizes, strict=True):
+        if not size and (source.weight or not len(selection)):
+            raise _no_rows(source, selection, min_side)
     return selection
-
-
-def _reads_columns(where) -> bool:
-    from .evaluate import columns_of
-
-    return bool(columns_of(where))
 
 
 def _settle_shapes(tally: Tally, parts: list, starts: np.ndarray, masks: list, skipped: Counter) -> Buckets:
@@ -186,23 +149,22 @@ def _settle_shapes(tally: Tally, parts: list, starts: np.ndarray, masks: list, s
     return tally.buckets(merged)
 
 
-def _refuse_empty(selection: Selection, sources: list[Source], min_side: int) -> None:
-    for source, size in zip(sources, selection.list_sizes, strict=True):
-        if not size and (source.weight or not len(selection)):
-            reasons = ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(5))
-            needed = "to fill a shape" if selection.buckets else f"sides of {min_side} pixels"
-            raise DataError(
-                f"no row of {source.path} can be used (of all: {reasons}; images need {needed}); change --where, "
-                f"{'--buckets, ' if selection.buckets else ''}--resolution or the list"
-            )
+def _no_rows(source: Source, selection: Selection, min_side: int) -> DataError:
+    reasons = ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(5))
+    needed = "to fill a shape" if selection.buckets else f"sides of {min_side} pixels"
+    return DataError(
+        f"no row of {source.path} can be used (of all: {reasons}; images need {needed}); change --where, "
+        f"{'--buckets, ' if selection.buckets else ''}--resolution or the list"
+    )
 
 
-def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[_Judged]:
+def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[tuple]:
     return [_judge_part(task, **how) for task in tasks]
 
 
-def _judge_part(task: tuple[int, Path, Source], where, min_side: int, shapes: ShapeRule | None) -> _Judged:
-    """Of a part (number, path, how to read it)."""
+def _judge_part(task: tuple[int, Path, Source], where, min_side: int, shapes: ShapeRule | None) -> tuple:
+    """Of a part (number, path, how to read it): (the rows used, packed, None for all; why not the others, by reason;
+    shapes and kept areas of all, None without `shapes`)."""
     _, path, source = task
     codes = kept = None
     with closing(open_part(path, source)) as part:
@@ -228,4 +190,4 @@ def _judge_part(task: tuple[int, Path, Source], where, min_side: int, shapes: Sh
     if shapes:
         codes[~used] = NO_SHAPE
     mask = None if used.all() else np.packbits(used)
-    return _Judged(mask, Counter({reason: count for reason, count in reasons.items() if count}), codes, kept)
+    return mask, Counter({reason: count for reason, count in reasons.items() if count}), codes, kept

@@ -3,30 +3,31 @@
 In this order: dropped or not; which of the row's texts; one choice of each wildcard; its tags dropped and shuffled;
 cleaned. Each has random numbers of its own, so that switching one on changes nothing that the others draw.
 
-Tags ("1girl, red hair, smile") are shuffled and dropped as by kohya's sd-scripts. A caption is cut at the separator,
-and blanks around tags are removed. The head, and with a separator of its own the tail, stays in its place; of the tags
-between each is dropped with the same probability, and what is left is shuffled.
+Tags ("1girl, red hair, smile") are shuffled and dropped as by kohya's sd-scripts: a caption is cut at the separator;
+the head, and with a separator of its own the tail, stays in its place; of the tags between each is dropped with the
+same probability, and what is left is shuffled.
 
-Captions from web pages are cleaned as those of CC12M are before training: lower case, without what no picture shows.
-These go: web addresses, HTML, @names, Chinese, Japanese and Korean characters, network addresses, numbers of articles
-and other codes, file names, words of shops (free shipping, click here), sizes in pixels, and punctuation that is left
-over. Dashes and quotation marks become plain ones. All of it is done twice, for what goes may uncover more.
+Captions from web pages are cleaned as those of CC12M are before training: lower case, without what no picture shows
+(`_STEPS`). All of it is done twice, for what goes may uncover more.
 
-Captions may have choices in them: "a {red|{dark |}blue} heart" is a red, a dark blue or a blue heart. Choices stand in
-braces, divided by bars, and may hold further ones. Each is as likely as the others. A choice may be empty. A backslash
-makes the `{`, `|`, `}` or backslash behind it plain text. Braces without their counterpart, and bars outside of braces,
-are plain text too: every caption has a meaning.
+Wildcards are choices in braces, divided by bars, each as likely as the others: "a {red|{dark |}blue} heart" is a red, a
+dark blue or a blue heart. A backslash makes the `{`, `|`, `}` or backslash behind it plain text; braces without their
+counterpart, and bars outside of braces, are plain text too.
+
+`Coverage` says how well a tokenizer fits captions: words that it does not know, and captions that are too long for it.
 """
 
 import html
 import re
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 from urllib.parse import unquote_plus
 
 import numpy as np
 
-from ...config.captions import CaptionOptions
+from ...config.data import CaptionOptions
 from ...config.option import check_value, options
 from ...utils.errors import ConfigError, RowError
 from ...utils.rng import Stream
@@ -130,13 +131,10 @@ class TagRule:
 
 @dataclass(frozen=True)
 class CaptionRule:
-    """How a caption is chosen and what is made of it.
-
-    drop_probability: how often it is the empty one. weights: (name, weight) of what to choose from, `OWN` or a field of
-    the metadata that holds a text or a list of texts; empty: the row's own. A row without one of these texts chooses
-    from the others by their weights. choice: which of several texts of a name, "random" or "first". tags: None: no
-    tags. wildcards, clean: whether these are made.
-    """
+    """How a caption is chosen and what is made of it. drop_probability: how often it is the empty one. weights: (name,
+    weight) of what to choose from, `OWN` or a field of the metadata that holds a text or a list of texts; empty: the
+    row's own. A row without one of these texts chooses from the others by their weights. choice: which of several texts
+    of a name, "random" or "first". tags: None: no tags. wildcards, clean: whether these are made."""
 
     drop_probability: float = 0.0
     weights: tuple[tuple[str, float], ...] = ()
@@ -219,14 +217,13 @@ class CaptionRule:
         own, few = (row.caption, *row.other_captions), slice(1 if self.choice == "first" else None)
         if not self.weights:
             return [(1.0, own[few])]
-        found = ((weight, own if name == OWN else _texts_of(row.meta.get(name))) for name, weight in self.weights)
-        return [(weight, texts[few]) for weight, all_texts in found if (texts := tuple(filter(str.strip, all_texts)))]
-
-
-def _texts_of(value) -> tuple[str, ...]:
-    """The texts of a field: one, or those of a list."""
-    values = value if isinstance(value, list) else [value]
-    return tuple(one for one in values if isinstance(one, str))
+        found = []
+        for name, weight in self.weights:
+            value = list(own) if name == OWN else row.meta.get(name)
+            all_texts = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+            if texts := tuple(filter(str.strip, all_texts)):
+                found.append((weight, texts[few]))
+        return found
 
 
 def expand_wildcards(caption: str, draw: Callable[[], float]) -> str:
@@ -266,3 +263,88 @@ def _match(marks: list[re.Match]) -> tuple[dict[int, list[int]], dict[int, int]]
             groups[begins[0]] = begins
             skip_to |= dict.fromkeys([*begins[1:], number], number)
     return groups, skip_to
+
+
+_UNKNOWN = "[UNK]"
+_SHOWN = 60  # characters of what is cut
+
+
+@dataclass
+class Coverage:
+    """Counts over captions. `lengths`: captions by their number of tokens, special tokens included, before cutting.
+    `unknown`: words without a token, by how often they come. `empty`: captions of nothing but spaces. `lost`: what is
+    cut from one of those that are too long. Two of them add up."""
+
+    captions: int = 0
+    words: int = 0
+    unknown: Counter = field(default_factory=Counter)
+    lengths: Counter = field(default_factory=Counter)
+    empty: int = 0
+    lost: str = ""
+
+    def __add__(self, other: "Coverage") -> "Coverage":
+        return Coverage(
+            self.captions + other.captions,
+            self.words + other.words,
+            self.unknown + other.unknown,
+            self.lengths + other.lengths,
+            self.empty + other.empty,
+            self.lost or other.lost,
+        )
+
+    @property
+    def unknown_share(self) -> float:
+        """Of all words, from 0 to 1."""
+        return self.unknown.total() / max(1, self.words)
+
+    def cut_share(self, max_length: int) -> float:
+        """The share of captions with more than `max_length` tokens, from 0 to 1."""
+        return sum(count for length, count in self.lengths.items() if length > max_length) / max(1, self.captions)
+
+    def length_at(self, share: float) -> int:
+        """The number of tokens that at least `share` of the captions do not exceed; 0 without captions."""
+        covered = 0
+        for length in sorted(self.lengths):
+            covered += self.lengths[length]
+            if covered >= share * self.captions:
+                return length
+        return 0
+
+    @property
+    def shown_lost(self) -> str:
+        """The beginning of what is cut from a caption."""
+        return f"{self.lost[:_SHOWN]!r}{'…' * (len(self.lost) > _SHOWN)}"
+
+    def describe(self, max_length: int) -> str:
+        """A sentence for the log."""
+        words = f"{self.unknown_share:.1%} of their words are unknown"
+        if self.unknown:
+            words += f" ({', '.join(word for word, _ in self.unknown.most_common(5))})"
+        if self.empty:
+            words = f"{self.empty / self.captions:.1%} are empty, {words}"
+        lengths = f"the median has {self.length_at(0.5)}, the longest {self.length_at(1)}"
+        example = f"; one loses {self.shown_lost}" if self.lost else ""
+        return f"{words}, {self.cut_share(max_length):.1%} are cut at {max_length} tokens ({lengths}{example})"
+
+
+@dataclass(frozen=True)
+class CoverageMeter:
+    """Measures captions with a CaptionTokenizer or ClipTokenizer."""
+
+    tokenizer: Any
+
+    def measure(self, captions: list[str]) -> Coverage:
+        """Counts over these captions."""
+        found = Coverage(captions=len(captions), empty=sum(not caption.strip() for caption in captions))
+        captions, most = self.tokenizer.read(captions), self.tokenizer.max_length
+        for caption, encoding in zip(captions, self.tokenizer.whole.encode_batch(captions), strict=True):
+            found.lengths[len(encoding.ids)] += 1
+            if not found.lost and len(encoding.ids) > most:
+                found.lost = caption[encoding.offsets[most - 1][0] :].strip()  # the last place is the end's
+            found.words += len({word for word in encoding.word_ids if word is not None})
+            found.unknown.update(
+                caption[start:end].lower()
+                for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
+                if token == _UNKNOWN and end > start
+            )
+        return found

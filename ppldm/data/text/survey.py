@@ -1,10 +1,11 @@
 """What a folder of pictures holds for a first training: its pictures, how large they are, and what each is called.
 
-Captions come from one place, the first that gives most pictures one: a table in the folder (csv, tsv, jsonl, parquet),
-text files beside the pictures, or the pictures' names. Pictures of subfolders count; of a name that says nothing, such
-as cars/IMG_1234.jpg, the folder's is taken.
+Captions come from the first place that gives most pictures one: a table in the folder (csv, tsv, jsonl, parquet), text
+files beside the pictures, or the pictures' names, or of a name that says nothing, as cars/IMG_1234.jpg, the folder's.
 """
 
+import csv
+import io
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +20,7 @@ from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ..formats.base import read_image_size
 from ..formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS, find_image, read_records
-from ..formats.folder_names import entries_of, find_caption, list_pictures, split_name
+from ..formats.folder import entries_of, find_caption, list_pictures, split_name
 from ..formats.row import find_name
 from ..formats.sample_files import CAPTION_KEYS, IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption, decode_meta
 
@@ -100,9 +101,6 @@ class Survey:
 
     def table_text(self) -> str:
         """Pictures and captions as a table of `format=csv`."""
-        import csv
-        import io
-
         file = io.StringIO()
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("dir", "text"))
@@ -182,7 +180,12 @@ def caption_of_name(name: str) -> str:
 def _list(folder: Path, flag: str) -> list[Path]:
     """The pictures of a folder, without what ppldm has written below it. Raises ConfigError."""
     try:
-        pictures = _without_outputs(folder, list_pictures(folder))
+        pictures = list_pictures(folder)
+        below = {one for path in pictures for one in path.parents if folder in one.parents}
+        outputs = sorted(one for one in below if any((one / name).is_file() for name in _OUTPUT_FILES))
+        if outputs:
+            get_logger().info("passing over pictures that ppldm has written: %s", ", ".join(map(str, outputs)))
+        pictures = [path for path in pictures if not {*outputs} & {*path.parents}]
         names = [name for name, is_folder in entries_of(folder) if not is_folder]
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
@@ -198,14 +201,6 @@ def _list(folder: Path, flag: str) -> list[Path]:
         found = f"only {pictures[0].name}" if pictures else "no pictures"
         raise ConfigError(f"{flag} {folder} holds {found} ({', '.join(IMAGE_SUFFIXES)}){other}; give 20 or more")
     return pictures
-
-
-def _without_outputs(folder: Path, pictures: list[Path]) -> list[Path]:
-    below = {one for path in pictures for one in path.parents if folder in one.parents}
-    outputs = sorted(one for one in below if any((one / name).is_file() for name in _OUTPUT_FILES))
-    if outputs:
-        get_logger().info("passing over pictures that ppldm has written: %s", ", ".join(map(str, outputs)))
-    return [path for path in pictures if not {*outputs} & {*path.parents}]
 
 
 def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None, dict[Path, str], list[Path]]]:
@@ -232,14 +227,13 @@ def find_text(picture: Path) -> Path | None:
 def caption_beside(picture: Path) -> str:
     """What the file beside a picture says; empty where there is none, or no text in it."""
     path = find_text(picture)
-    try:
-        if path is None or path.suffix != ".json":
-            return decode_caption(read_small(path, DataError), path.name) if path else ""
-        meta = decode_meta(read_small(path, DataError), path.name)
-    except PpldmError:  # the conversion counts it, with its reason
-        return ""
-    name = find_name({name for name, value in meta.items() if isinstance(value, str)}, CAPTION_KEYS)
-    return " ".join(meta[name].split()) if name else ""
+    with suppress(PpldmError):  # the conversion counts it, with its reason
+        if path and path.suffix != ".json":
+            return decode_caption(read_small(path, DataError), path.name)
+        meta = decode_meta(read_small(path, DataError), path.name) if path else {}
+        name = find_name({name for name, value in meta.items() if isinstance(value, str)}, CAPTION_KEYS)
+        return " ".join(meta[name].split()) if name else ""
+    return ""
 
 
 def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:

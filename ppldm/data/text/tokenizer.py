@@ -1,56 +1,163 @@
-"""Captions to token ids: BERT's WordPiece in Rust, with the ids that PaddleNLP's BertTokenizer gives
-for every character that both know (their Unicode tables differ in age).
+"""Captions to token ids, by tokenizers in Rust, which see each word once.
 
-A tokenizer is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased; with it may
-come `words.txt`, all words of the captions that are trained on.
+Nothing that a tokenizer of ours does reaches across a space: text is normalised character by character, and cut at
+spaces before any token is looked for. So a caption's ids are those of its parts between spaces, one after the other,
+and the parts of captions repeat. A caption in a script without spaces is one part, which is seldom kept.
+
+BERT's WordPiece is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased; with it
+may come `words.txt`, all words of the captions that are trained on. Its ids are those of PaddleNLP's BertTokenizer for
+every character that both know (their Unicode tables differ in age).
+
+CLIP's is a folder with `vocab.json` (token to id) and `merges.txt` (pairs, the most frequent first), with the ids of
+transformers' CLIPTokenizerFast. Text is mended by ftfy, as CLIP was trained; not where tokenizer_config.json says
+`"ftfy": false`, or says nothing beside a model that ppldm trained. It is normalised (NFC), lower-cased, cut into words,
+numbers, and runs of other characters, and each is merged by pairs (Radford et al. 2021, arXiv:2103.00020, section 2.4).
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer
-from tokenizers.models import WordPiece
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.decoders import ByteLevel
+from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer, Sequence, Split
-from tokenizers.processors import BertProcessing
+from tokenizers.processors import BertProcessing, RobertaProcessing
 
-from ...config.clip_vocabulary import CLIP_PADDING, vocabulary_folder
+from ...config.clip_vocabulary import MENDS, START, mends_text, write_mends
+from ...config.clip_vocabulary import TOKENIZER_CONFIG as _CONFIG
+from ...config.network_files import CLIP_PADDING, END
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
-from ...utils.files import make_output_dir, read_json_object, read_small, write_json, write_text
-from ...utils.processes.rank_watch import barrier
-from ...utils.processes.world import World
+from ...utils.files import is_table, make_output_dir, read_json_object, read_small, write_json, write_text
+from ...utils.processes.ranks import World, barrier
 from ...utils.variables import is_offline, set_for_libraries
-from .words import WordTokenizer, add_tokens, read_added, write_added
 
+# What is kept of parts, some 250 bytes each. Those with more characters are addresses, or texts without spaces.
+_MAX_PARTS, _MAX_CHARACTERS = 1 << 16, 32
+_MOST_ADDED = 10_000  # what the Rust library takes of them grows by their square
+ADDED_FILE = "added_tokens.json"  # token to id, as transformers and PaddleNLP have it
 # The loader's workers are the parallelism: threads of the Rust library do not survive their fork.
 set_for_libraries({"TOKENIZERS_PARALLELISM": "false"})
-
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _PAD, _UNK, _CLS, _SEP, _MASK = SPECIAL_TOKENS
-
 # Names that PaddleNLP knows, and the class of its tokenizer.
 KNOWN_NAMES = {
     "bert-base-uncased": "BertTokenizer",
     "bert-base-chinese": "BertTokenizer",
     "ernie-1.0": "ErnieTokenizer",
 }
-
 WORDS_FILE = "words.txt"
 # Of captions with more different words, or with rows that were not read, none are kept: a list that is not whole would
 # name words that a model knows.
 MOST_WORDS = 50_000
-
 # Beside punctuation, PaddleNLP makes every Unicode symbol (currency, arrows, emoji …) and these letters words.
 _LONE_CHARACTERS = Regex(r"[\p{P}\p{S}\u00ad²ºµØŋƱ〇]")
+_SPLITTER = pre_tokenizers.Sequence(
+    [pre_tokenizers.BertPreTokenizer(), pre_tokenizers.Split(_LONE_CHARACTERS, "isolated")]
+)
+_WORDS = Regex(r"""'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+""")
+_FILES = ("vocab.json", "merges.txt", "special_tokens_map.json", _CONFIG)
 
 
-class CaptionTokenizer:
-    """A vocabulary, and tokens `added` behind it, with the length that captions are padded or cut to. `vocab_size`,
-    `max_length`: int. `seen`: all words of the captions that are trained on, as `count_words` has them; None where that
-    is not known."""
+def read_added(folder: Path, vocab_size: int) -> list[str]:
+    """The tokens that a tokenizer's folder adds behind its vocabulary, by their ids. Raises ConfigError."""
+    path = folder / ADDED_FILE
+    ids = read_json_object(path, ConfigError, inside=True) if path.is_file() else {}
+    if not is_table(ids, int):
+        raise ConfigError(f"{path} does not give a whole number to each token; copy the tokenizer again")
+    if len(ids) > _MOST_ADDED:
+        raise ConfigError(f"{path} adds {len(ids):,} tokens; at most {_MOST_ADDED:,} are taken behind a vocabulary")
+    added = sorted((number, token) for token, number in ids.items() if number >= vocab_size)
+    if [number for number, _ in added] != [*range(vocab_size, vocab_size + len(added))]:
+        raise ConfigError(f"the ids in {path} do not follow those of its vocabulary; copy the tokenizer again")
+    return [token for _, token in added]
+
+
+def write_added(folder: Path, vocab_size: int, added: Sequence[str]) -> None:
+    """Write what `read_added` reads; nothing where nothing is added."""
+    if added:
+        write_json(folder / ADDED_FILE, {token: number for number, token in enumerate(added, vocab_size)})
+
+
+class WordTokenizer:
+    """The ids that a Rust tokenizer gives, in a fraction of its time. tokenizer: puts one special token before a
+    caption and one, `end`, behind it. pad: what captions are padded with to `max_length`, or else cut, before `end`.
+    `vocab`: the tokens by their ids, those `added` last. `whole`: the Rust tokenizer that neither pads nor cuts.
+    `seen`: all words of the captions that are trained on, as `count_words` has them; None where that is not known."""
+
+    seen: frozenset[str] | None = None
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab: list[str], added: Sequence[str], max_length: int, pad: str, end: str
+    ):
+        if max_length < 3:
+            raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
+        # Whole wherever they stand in a text, and as they are written.
+        tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
+        for number, token in enumerate(added, len(vocab)):
+            if tokenizer.token_to_id(token) != number or any(character.isspace() for character in token):
+                raise ConfigError(f"the token {token!r} cannot be added: it is there, or has spaces; choose another")
+        self.vocab, self.added, self.max_length = [*vocab, *added], list(added), max_length
+        self.end_id = tokenizer.token_to_id(end)  # behind which there is padding only
+        self.whole = Tokenizer.from_str(tokenizer.to_str())
+        tokenizer.enable_truncation(max_length)
+        tokenizer.enable_padding(length=max_length, pad_id=tokenizer.token_to_id(pad), pad_token=pad)
+        self._tokenizer, self._known = tokenizer, {}
+        self._empty = np.array(tokenizer.encode("").ids, dtype=np.int64)  # first token, last token, padding
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids, from 0."""
+        return len(self.vocab)
+
+    def read(self, captions: list[str]) -> list[str]:
+        """The captions as their tokens are made of them."""
+        return captions
+
+    def unknown_words(self, captions: list[str]) -> list[str]:
+        """The words that the vocabulary lacks, or that are not `seen`, each once, in order."""
+        return []
+
+    def unseen_words(self, captions: list[str]) -> list[str]:
+        """The words that are not `seen`, in lower case, each once, in order; none where that is not known."""
+        return []
+
+    def encode(self, captions: list[str]) -> np.ndarray:
+        """Token ids, int64 [len(captions), max_length]."""
+        rows = np.tile(self._empty, (len(captions), 1))
+        parts = [caption.split(" ") for caption in self.read(captions)]
+        ids = self._ids_of(dict.fromkeys(chain.from_iterable(parts)))
+        for row, caption in zip(rows, parts, strict=True):
+            found = list(chain.from_iterable([ids[part] for part in caption]))[: len(row) - 2]
+            row[1 : len(found) + 1] = found
+            row[len(found) + 1] = self._empty[1]
+        return rows
+
+    def measure(self, caption: str, room: int) -> tuple[int, str]:
+        """(its tokens, without the first and the last; the text, as it is read, behind as many as there is room
+        for)."""
+        (caption,) = self.read([caption])
+        encoding = self.whole.encode(caption, add_special_tokens=False)
+        return len(encoding.ids), caption[encoding.offsets[room][0] :] if len(encoding.ids) > room else ""
+
+    def _ids_of(self, parts: dict[str, None]) -> dict[str, list[int]]:
+        ids = {part: self._known[part] for part in parts if part in self._known}
+        new = [part for part in parts if part not in ids]
+        if new:
+            encoded = self.whole.encode_batch(new, add_special_tokens=False)
+            found = {part: encoding.ids for part, encoding in zip(new, encoded, strict=True)}
+            if len(self._known) + len(found) > _MAX_PARTS:
+                self._known = {}
+            self._known.update((part, ids) for part, ids in found.items() if len(part) <= _MAX_CHARACTERS)
+            ids |= found
+        return ids
+
+
+class CaptionTokenizer(WordTokenizer):
+    """Of a vocabulary: captions begin with [CLS], end with [SEP] and are padded with [PAD]."""
 
     def __init__(
         self, vocab: list[str], max_length: int, lower_case: bool = True, added: Iterable[str] = (),
@@ -58,24 +165,9 @@ class CaptionTokenizer:
     ):  # fmt: skip
         ids = {token: number for number, token in enumerate(vocab)}
         _require_special(ids, "the vocabulary")
-        if max_length < 3:
-            raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
-        self.vocab, self.max_length, self.lower_case = [*vocab, *added], max_length, lower_case
-        self._own, self.added = vocab, list(added)
+        self._own, self.lower_case = vocab, lower_case
         self.seen = None if seen is None else frozenset(seen)
-        self._tokenizer = _build(ids, max_length, lower_case)
-        add_tokens(self._tokenizer, len(vocab), added)
-        self._words = WordTokenizer(self._tokenizer)
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of token ids, from 0."""
-        return len(self.vocab)
-
-    @property
-    def end_id(self) -> int:
-        """The id of [SEP], behind which there is padding only."""
-        return self.vocab.index(_SEP)
+        super().__init__(_build_pieces(ids, lower_case), vocab, [*added], max_length, _PAD, _SEP)
 
     def with_tokens(self, tokens: list[str]):
         """The tokenizer that knows these too, with the next ids. Raises ConfigError."""
@@ -86,18 +178,6 @@ class CaptionTokenizer:
         """32 hexadecimal digits that no tokenizer has which gives other ids, of the same length."""
         return digest_of(["wordpiece", self.vocab, self.lower_case])
 
-    def encode(self, captions: list[str]) -> np.ndarray:
-        """Token ids, int64 [len(captions), max_length]: [CLS] caption [SEP], cut before [SEP], padded with [PAD]."""
-        return self._words.encode(captions)
-
-    def measure(self, caption: str, room: int) -> tuple[int, str]:
-        """As `WordTokenizer.measure`."""
-        return self._words.measure(caption, room)
-
-    def read(self, captions: list[str]) -> list[str]:
-        """The captions as their tokens are made of them: as they are."""
-        return captions
-
     def decode(self, ids: np.ndarray) -> list[str]:
         """The texts of token ids [N, L] without special tokens, in lower case where the tokenizer makes it."""
         texts = []
@@ -106,12 +186,7 @@ class CaptionTokenizer:
             texts.append(" ".join(token for token in tokens if token not in (_PAD, _CLS, _SEP)).replace(" ##", ""))
         return texts
 
-    def to_json(self) -> str:
-        """The definition that Hugging Face's `tokenizers` reads."""
-        return self._tokenizer.to_str()
-
     def unknown_words(self, captions: list[str]) -> list[str]:
-        """The words that the vocabulary lacks, or that are not `seen`, each once, in order."""
         found = dict.fromkeys(self.unseen_words(captions))
         for caption, encoding in zip(captions, self._tokenizer.encode_batch(captions), strict=True):
             pairs = zip(encoding.tokens, encoding.offsets, strict=True)
@@ -120,7 +195,6 @@ class CaptionTokenizer:
         return list(found)
 
     def unseen_words(self, captions: list[str]) -> list[str]:
-        """The words that are not `seen`, in lower case, each once, in order; none where that is not known."""
         if self.seen is None:
             return []
         for token in self.added:
@@ -130,9 +204,7 @@ class CaptionTokenizer:
     def save(self, folder) -> None:
         """Write what `load_tokenizer`, and BertTokenizer.from_pretrained of PaddleNLP, reads."""
         folder = make_output_dir(folder)
-        names = dict(
-            zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True)
-        )
+        names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
         write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self._own))
         write_added(folder, len(self._own), self.added)
         if self.seen is None:
@@ -153,10 +225,10 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
         if name in KNOWN_NAMES:
             return CaptionTokenizer(*_fetch(name, max_length, is_offline(offline)))
         if name in CLIP_PADDING:
+            from ...config.clip_vocabulary import vocabulary_folder
+
             path = vocabulary_folder(name)
     if (path / "merges.txt").is_file():
-        from .clip_tokenizer import ClipTokenizer
-
         return ClipTokenizer(path, max_length)
     if path.is_dir():
         vocab = _read_vocab(path / "vocab.txt", inside=True)
@@ -177,10 +249,8 @@ def check_tokenizer(name_or_path) -> None:
 
 def count_words(captions: Iterable[str]) -> Counter:
     """How often each word comes, after normalising and splitting as a lower-casing CaptionTokenizer does."""
-    normalizer, splitter = _normalizer(lower_case=True), _splitter()
-    return Counter(
-        word for caption in captions for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(caption))
-    )
+    normalize, split = _normalizer(lower_case=True).normalize_str, _SPLITTER.pre_tokenize_str
+    return Counter(word for caption in captions for word, _ in split(normalize(caption)))
 
 
 def build_vocab(captions: Iterable[str]) -> list[str]:
@@ -191,23 +261,17 @@ def build_vocab(captions: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*SPECIAL_TOKENS, *characters, *(f"##{char}" for char in characters), *words]))
 
 
-def _build(ids: dict[str, int], max_length: int, lower_case: bool) -> Tokenizer:
+def _build_pieces(ids: dict[str, int], lower_case: bool) -> Tokenizer:
     tokenizer = Tokenizer(WordPiece(ids, unk_token=_UNK, max_input_chars_per_word=100))
     tokenizer.normalizer = _normalizer(lower_case)
-    tokenizer.pre_tokenizer = _splitter()
+    tokenizer.pre_tokenizer = _SPLITTER
     tokenizer.post_processor = BertProcessing((_SEP, ids[_SEP]), (_CLS, ids[_CLS]))
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
-    tokenizer.enable_truncation(max_length)
-    tokenizer.enable_padding(length=max_length, pad_id=ids[_PAD], pad_token=_PAD)
+    tokenizer.add_special_tokens([*SPECIAL_TOKENS])
     return tokenizer
 
 
 def _normalizer(lower_case: bool) -> BertNormalizer:
     return BertNormalizer(clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lower_case)
-
-
-def _splitter() -> Sequence:
-    return Sequence([BertPreTokenizer(), Split(_LONE_CHARACTERS, "isolated")])
 
 
 def _read_lines(path: Path, inside: bool) -> list[str]:
@@ -265,3 +329,115 @@ def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, b
         barrier(world)
     tokens = tokenizer.convert_ids_to_tokens(list(range(tokenizer.vocab_size)))
     return tokens, max_length, tokenizer.do_lower_case
+
+
+class ClipTokenizer(WordTokenizer):
+    """Of a folder, and tokens `added` behind those of it. Captions start with START and end with END. All words are
+    made of pieces, of single bytes if need be, so that none is unknown."""
+
+    def __init__(self, folder, max_length: int, added: Sequence[str] = ()):
+        self.folder, self.mends = Path(folder), mends_text(Path(folder))
+        self._ids = read_json_object(self.folder / "vocab.json", ConfigError, inside=True)
+        if not is_table(self._ids, int) or {*self._ids.values()} != {*range(len(self._ids))}:
+            raise ConfigError(f"vocab.json in {folder} does not number its tokens from 0 on, each once; copy it again")
+        self._pad = _read_pad_token(self.folder)
+        for token in (START, END, self._pad):
+            if token not in self._ids:
+                raise ConfigError(f"the vocabulary in {folder} lacks {token}; it is not CLIP's")
+        self._merges = _read_merges(self.folder, self._ids)
+        added = [*read_added(self.folder, len(self._ids)), *added]
+        vocab = sorted(self._ids, key=self._ids.__getitem__)
+        super().__init__(_build_pairs(self._ids, self._merges), vocab, added, max_length, self._pad, END)
+
+    def with_tokens(self, tokens: list[str]):
+        """The tokenizer that knows these too, with the next ids. Raises ConfigError."""
+        known = len(read_added(self.folder, len(self._ids)))
+        return ClipTokenizer(self.folder, self.max_length, [*self.added[known:], *tokens])
+
+    @property
+    def digest(self) -> str:
+        """32 hexadecimal digits that no tokenizer has which gives other ids, of the same length."""
+        ids = {token: number for number, token in enumerate(self.vocab)}
+        return digest_of(["pairs", ids, self._merges, self._pad, *([MENDS] if self.mends else [])])
+
+    def read(self, captions: list[str]) -> list[str]:
+        return [*map(_mend, captions)] if self.mends else captions
+
+    def decode(self, ids: np.ndarray) -> list[str]:
+        """The texts of token ids [N, L] without special tokens, in lower case."""
+        texts = []
+        for row in ids.tolist():
+            tokens = [token for token in map(self._tokenizer.id_to_token, row) if token not in (START, END)]
+            while tokens and tokens[-1] == self._pad:
+                tokens.pop()
+            tokens = [f"{token}</w>" if token in self.added else token for token in tokens]
+            texts.append(ByteLevel().decode(tokens).replace("</w>", " ").strip())
+        return texts
+
+    def save(self, folder) -> None:
+        """Write what `load_tokenizer` and CLIPTokenizer.from_pretrained read."""
+        folder = make_output_dir(folder)
+        for name in _FILES:
+            if (self.folder / name).is_file():
+                (folder / name).write_bytes(read_small(self.folder / name, ConfigError, inside=True))
+        write_added(folder, len(self._ids), self.added)
+        if not (folder / _CONFIG).is_file():
+            own = {"model_max_length": self.max_length, "pad_token": self._pad}
+            write_json(folder / _CONFIG, {"tokenizer_class": "CLIPTokenizer", **own})
+        write_mends(folder, self.mends)
+        config = read_json_object(folder / _CONFIG, ConfigError)
+        # Of a file that lists the added tokens, transformers reads no other.
+        if self.added and isinstance(listed := config.get("added_tokens_decoder"), dict):
+            facts = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False}
+            behind = enumerate(self.added, len(self._ids))
+            more = {str(number): {"content": token, **facts} for number, token in behind}
+            write_json(folder / _CONFIG, {**config, "added_tokens_decoder": {**listed, **more}})
+
+
+def _read_pad_token(folder: Path) -> str:
+    """The folder's own, which is END in Stable Diffusion 1 and "!" in 2."""
+    for name in ("special_tokens_map.json", _CONFIG):
+        path = folder / name
+        token = read_json_object(path, ConfigError, inside=True).get("pad_token") if path.is_file() else None
+        token = token.get("content") if isinstance(token, dict) else token
+        if token is not None and not isinstance(token, str):
+            raise ConfigError(f"{path}: pad_token {token!r:.80} is not a token; copy the tokenizer again")
+        if token:
+            return token
+    return END
+
+
+def _mend(text: str) -> str:
+    """As transformers' CLIPTokenizer; it changes no letter of plain ASCII but to lower case."""
+    if text.isascii() and text.isprintable() and "&" not in text:
+        return text
+    import ftfy
+
+    return " ".join(ftfy.fix_text(text).split()).lower()
+
+
+def _read_merges(folder: Path, ids: dict[str, int]) -> list[tuple]:
+    try:
+        lines = read_small(folder / "merges.txt", ConfigError, inside=True).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"merges.txt in {folder} is not UTF-8 text; copy it again") from error
+    merges = [tuple(line.split()) for line in lines if line and not line.startswith("#version")]
+    odd = next((pair for pair in merges if len(pair) != 2 or not {*pair, "".join(pair)} <= ids.keys()), None)
+    if odd:
+        raise ConfigError(f"the merges in {folder} do not fit its vocabulary ({' '.join(odd)}); copy both again")
+    return merges
+
+
+def _build_pairs(ids: dict[str, int], merges: list[tuple]) -> Tokenizer:
+    tokenizer = Tokenizer(BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix="</w>", unk_token=END))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(_WORDS, "removed", invert=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.post_processor = RobertaProcessing(
+        (END, ids[END]), (START, ids[START]), trim_offsets=False, add_prefix_space=False
+    )
+    tokenizer.add_special_tokens([START, END])
+    return tokenizer

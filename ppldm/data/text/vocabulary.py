@@ -1,9 +1,8 @@
 """A WordPiece vocabulary of a given size, learned from how often words come (Schuster and Nakajima 2012; pieces are
 found as in byte-pair encoding, Sennrich et al. 2016, arXiv:1508.07909, by Hugging Face's `tokenizers`).
 
-It holds the special tokens, then single characters, then the most useful pieces and words. As long as it has the
-characters of a word, that word is spelled by pieces and never unknown. The same counts give the same vocabulary, to the
-token, whatever order they were counted in.
+It holds the special tokens, then single characters, then the most useful pieces and words. The same counts give the
+same vocabulary, to the token, whatever order they were counted in.
 """
 
 import re
@@ -62,11 +61,9 @@ def learn_tokenizer(captions: list[str]) -> CaptionTokenizer:
 
 
 def learn_vocabulary(counts: Counter, size: int, languages: list[str]) -> list[str]:
-    """At most `size` tokens for words that come as often as `counts` says (as `count_words` makes them).
-
-    Characters of `languages` (of LANGUAGES) are always in it; those of the words come in the order of how often they
-    come, for as long as there is room. Raises ConfigError where `size` has no room for the characters asked for.
-    """
+    """At most `size` tokens for words that come as often as `counts` says (as `count_words` makes them). Characters of
+    `languages` (of LANGUAGES) are always in it; those of the words in the order of how often they come, for as long as
+    there is room. Raises ConfigError where `size` has no room for the characters asked for."""
     required = dict.fromkeys(SPECIAL_TOKENS) | dict.fromkeys(token for name in languages for token in LANGUAGES[name]())
     if size < len(required):
         raise ConfigError(
@@ -76,13 +73,24 @@ def learn_vocabulary(counts: Counter, size: int, languages: list[str]) -> list[s
     counts = Counter({word: count for word, count in counts.items() if len(word) <= _MAX_WORD_LENGTH})
     characters = list(dict.fromkeys([*required, *_characters_by_frequency(counts)]))[:size]
     known = set(characters)
-    counts = {word: count for word, count in counts.items() if _spelled_with(word) <= known}
-    return _learn(characters, counts, size) if counts else characters
-
-
-def _spelled_with(word: str) -> set[str]:
-    """The single-character tokens that the trainer has of a word: all as they are, all but the first as ## pieces."""
-    return {*word, *(f"##{char}" for char in word[1:])}
+    # The single-character tokens that the trainer has of a word: all as they are, all but the first as ## pieces.
+    counts = {
+        word: count
+        for word, count in counts.items()
+        if known.issuperset(word) and known.issuperset(f"##{char}" for char in word[1:])
+    }
+    if not counts:
+        return characters
+    # The trainer numbers what it is given first in that order, and all else by count. Were the characters left to it,
+    # it would number them by the order of a hash table, and settle ties by these numbers.
+    trainer = WordPieceTrainer(
+        vocab_size=size, min_frequency=1, special_tokens=characters, continuing_subword_prefix="##", show_progress=False
+    )
+    tokenizer = Tokenizer(WordPiece({}, unk_token=SPECIAL_TOKENS[1]))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.train_from_iterator(_texts(counts), trainer)
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.get)
 
 
 def _characters_by_frequency(counts: Counter) -> list[str]:
@@ -95,23 +103,6 @@ def _characters_by_frequency(counts: Counter) -> list[str]:
     for char in {token[-1] for token in tokens}:
         tokens.setdefault(char, 1)
     return sorted(tokens, key=lambda token: (-tokens[token], token))
-
-
-def _learn(characters: list[str], counts: dict[str, int], size: int) -> list[str]:
-    # The trainer numbers what it is given first in that order, and all else by count. Were the characters left to it,
-    # it would number them by the order of a hash table, and settle ties by these numbers.
-    trainer = WordPieceTrainer(
-        vocab_size=size,
-        min_frequency=1,
-        special_tokens=characters,
-        continuing_subword_prefix="##",
-        show_progress=False,
-    )
-    tokenizer = Tokenizer(WordPiece({}, unk_token=SPECIAL_TOKENS[1]))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.train_from_iterator(_texts(counts), trainer)
-    ids = tokenizer.get_vocab()
-    return sorted(ids, key=ids.get)
 
 
 def _texts(counts: dict[str, int]):

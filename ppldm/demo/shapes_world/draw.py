@@ -24,7 +24,6 @@ _INSIDE = {
 
 
 def draw_picture(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A picture of `scene`, uint8 [size, size, 3]."""
     background = rng.uniform(200, 250) + rng.uniform(-6, 6, 3)
     extents, centres = place_objects(scene, rng)
     picture = np.broadcast_to(background, (size, size, 3))

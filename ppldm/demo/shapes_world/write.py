@@ -15,6 +15,7 @@ of the next one as `wrong_caption`: a model trained with `--captions wrong_capti
 import io
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -31,9 +32,8 @@ from ...utils.jobs import JobFolder, finish, make_key
 from ...utils.log import progress
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.rng import MAX_SEED, Stream, make_rng
-from .captions import LANGUAGES, make_caption
 from .draw import draw_picture
-from .grammar import MAX_OBJECTS, PAIRS, RELATIONS, SIZES, Group, Scene, all_scenes, draw_scene
+from .grammar import LANGUAGES, MAX_OBJECTS, PAIRS, RELATIONS, SIZES, Group, Scene, all_scenes, draw_scene, make_caption
 
 ROWS_PER_PART = 4096
 NUM_PROMPTS = 512
@@ -45,8 +45,7 @@ _SPLITS = {"demo": False, "held_out": True}  # filelist -> whether its rows are 
 
 @dataclass(frozen=True)
 class World:
-    """What decides each row. `size`: of the pictures, pixels; `language`: one of LANGUAGES, or "both", a draw of the
-    row; `max_objects`: of a scene."""
+    """What decides each row. `size`: in pixels; `language`: of LANGUAGES, or "both"; `max_objects`: of a scene."""
 
     size: int
     language: str = "en"
@@ -125,11 +124,10 @@ class _Task:
 
 
 def make_shapes_world(out: Path, world: World, rows: int, num_workers: int = 0, redo: bool = False) -> dict:
-    """Write `rows` rows, and what belongs to them, to the folder `out`; return the manifest.
+    """Write `rows` rows, and what belongs to them, to the folder `out`; return the manifest. Raises ConfigError for a
+    wrong number or, without `redo`, a world of other settings there; OutputError for other files."""
+    from ...data.text.tokenizer import CaptionTokenizer, build_vocab
 
-    Raises ConfigError for a wrong number, or where the folder holds a world of other settings and not `redo`;
-    OutputError for a folder with other files in it.
-    """
     if rows < 1:
         raise ConfigError(f"--rows is {rows}; it must be 1 or more")
     num_workers = check_workers(num_workers)
@@ -139,7 +137,11 @@ def make_shapes_world(out: Path, world: World, rows: int, num_workers: int = 0, 
         (out / "manifest.json").unlink(missing_ok=True)
         for name, held_out in _SPLITS.items():
             _write_split(out, name, world, held_out, -(-rows // 10) if held_out else rows, num_workers)
-        _write_texts(out, world)
+        for name, held_out, kind in (("seen", False, "seen"), ("heldout", True, "unseen")):
+            lines = "".join(f"{prompt}\t{kind}\n" for prompt in world.prompts(held_out, NUM_PROMPTS))
+            write_text(out / f"prompts-{name}.txt", lines)
+        words = world.words()
+        CaptionTokenizer(build_vocab(words), MAX_CAPTION_TOKENS, seen=words).save(out / "tokenizer")
         manifest = {**settings, "held_out_rows": -(-rows // 10)}
         write_json(out / "manifest.json", manifest)
     return manifest
@@ -165,25 +167,13 @@ def _make_part(task: _Task) -> dict:
     key = make_key(settings, [], task.record_path)
 
     def write() -> dict:
-        info = write_part(task.path, task.rows())
-        return {"rows": info.rows, "bytes": info.bytes, "crc32": info.crc32}
+        index = write_part(task.path, task.rows())
+        return {"rows": len(index.offsets), "bytes": index.part_bytes, "crc32": index.part_crc32}
 
-    return finish(task.record_path, key, partial(_is_whole, task), write)[0]
-
-
-def _is_whole(task: _Task, record: dict) -> bool:
-    try:
-        summary = Part.summarize(task.path)
-    except PartError:
+    def is_whole(record: dict) -> bool:
+        with suppress(PartError):
+            summary = Part.summarize(task.path)
+            return summary is not None and summary.rows == record["rows"]
         return False
-    return summary is not None and summary.rows == record["rows"]
 
-
-def _write_texts(out: Path, world: World) -> None:
-    from ...data.text.tokenizer import CaptionTokenizer, build_vocab
-
-    for name, held_out, kind in (("seen", False, "seen"), ("heldout", True, "unseen")):
-        lines = "".join(f"{prompt}\t{kind}\n" for prompt in world.prompts(held_out, NUM_PROMPTS))
-        write_text(out / f"prompts-{name}.txt", lines)
-    words = world.words()
-    CaptionTokenizer(build_vocab(words), MAX_CAPTION_TOKENS, seen=words).save(out / "tokenizer")
+    return finish(task.record_path, key, is_whole, write)[0]

@@ -22,7 +22,7 @@ def certify(
 
     with entry():
         from ...utils.files import write_json
-        from ...utils.report import print_report
+        from ...utils.text import print_report
         from .report import describe, make_report
 
         report = {"format": FORMAT, "by": by, **make_report(device, resume)}

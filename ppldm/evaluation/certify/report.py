@@ -1,13 +1,10 @@
 """What `ppldm certify` finds, as one object.
 
-What the networks compute on a device is held beside the same on the CPU, forward and backward. Small networks of every
-kind that a family is made of run once on the CPU, and each of their layers, by class, shape of its input and settings,
-is kept with what it was given. Each of these, some operations that are not layers, and the networks themselves are then
-computed on both, from the same weights, inputs and cotangent. A difference is relative to the largest value of the
-CPU's: of the output, or of any gradient.
-
-Then a small model is trained from scratch on the shapes world, and again from the checkpoint in the middle, by `ppldm
-train` in processes of its own: are losses and weights the same to the bit?
+Small networks of every kind run once on the CPU; each of their layers, by class, shape of input and settings, is kept
+with what it was given. These, some functions, and the networks themselves are computed on the device and on the CPU,
+forward and backward, from the same weights, inputs and cotangent. A difference is relative to the largest value of the
+CPU's output, or of any gradient. Then `ppldm train` trains a small model, and again from the checkpoint in the middle:
+are losses and weights the same to the bit?
 """
 
 import copy
@@ -33,7 +30,7 @@ from ...demo.shapes_world.write import World, make_shapes_world
 from ...networks.build import build_network, save_component
 from ...networks.configs import read_new_config
 from ...networks.transformers.transform import transform
-from ...training.monitor.metrics import read_metrics
+from ...training.metrics import read_metrics
 from ...utils.errors import TrainingError
 from ...utils.log import get_logger, progress
 from ...utils.machine import devices
@@ -49,16 +46,13 @@ SEED = 0
 # Of float32: sums of some thousand products in another order. Measured beside it, an error in a kernel is far larger.
 BAR = 1e-3
 
-
-REFUSALS = (RuntimeError, ValueError, NotImplementedError)  # of Paddle, where a kernel is not there
 REPEATS = 5
 SIDE = 1024  # of the matrices
 PICTURES = (8, 64, 64, 64)  # of the convolution: batch, channels, height, width
 
 
 def try_resume(device: str) -> dict:
-    """Losses of the updates after the middle, without and with a stop, and whether losses and weights are equal. Raises
-    TrainingError where a training fails."""
+    """Losses of the last updates without and with a stop; do they and the weights agree? Raises TrainingError."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_shapes_world(folder / "data", World(32, seed=1), ROWS)
@@ -76,7 +70,9 @@ def try_resume(device: str) -> dict:
         _train(flags, folder / "again")
         metrics = [read_metrics(folder / run / "metrics.jsonl") for run in ("whole", "again")]
         losses = [[record["loss"] for record in own if record["global_step"] > MIDDLE] for own in metrics]
-        weights = [_weights(folder / run) for run in ("whole", "again")]
+        paths = [folder / run / checkpoint_name(STEPS) / "model_state.pdparams" for run in ("whole", "again")]
+        states = [paddle.load(str(path), return_numpy=True).items() for path in paths]
+        weights = [{name: value for name, value in one if isinstance(value, np.ndarray)} for one in states]
     equal = losses[0] == losses[1] and len(losses[0]) == STEPS - MIDDLE and weights[0].keys() == weights[1].keys()
     different = [name for name in weights[0] if equal and not np.array_equal(weights[0][name], weights[1][name])]
     return {"losses": losses[0], "resumed": losses[1], "different_weights": different, "equal": equal and not different}
@@ -87,11 +83,6 @@ def _train(flags: tuple[str, ...], output: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise TrainingError(f"the short training failed: {done.stderr.strip().splitlines()[-1]}")
-
-
-def _weights(run: Path) -> dict[str, np.ndarray]:
-    state = paddle.load(str(run / checkpoint_name(STEPS) / "model_state.pdparams"), return_numpy=True)
-    return {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
 
 
 @dataclass(frozen=True)
@@ -113,27 +104,28 @@ def list_networks() -> list[Operation]:
     def normal(*shape):
         return rng.standard_normal(shape, dtype=np.float32)
 
-    def build(kind: str, name: str) -> nn.Layer:
-        return build_network(kind, read_new_config(kind, name, "--certify"), SEED)
+    def encode_text(net, one):
+        return net(one)[0]
+
+    def reconstruct(net, one):
+        return net.decode(net.encode(one).latent_dist.mode()).sample
 
     ids, times = rng.integers(0, 128, (2, 12)), np.array([10, 700])
     words, latents, half = normal(2, 12, 128), normal(2, 4, 8, 8), np.array([0.1, 0.7], np.float32)
-    first = {"clip": "clip_tiny", "ldmbert": "ldmbert_tiny"}
-    found: list[tuple] = [
-        (name, build("text_encoder", file), lambda net, one: net(one)[0], (ids,)) for name, file in first.items()
-    ]
-    found += [
-        (name, build("transformer", f"{name}_tiny"), transform, (latents, times, words)) for name in ("uvit", "dit")
-    ]
-    unet = build("unet", "unet_tiny")
-    found += [("unet", unet, lambda net, *given: net(*given).sample, (normal(2, 8, 8, 8), times, words))]
-    vae = build("vae", "vae_tiny")
-    found += [
-        ("vae", vae, lambda net, one: net.decode(net.encode(one).latent_dist.mode()).sample, (normal(2, 3, 32, 32),))
-    ]
-    cascade = build("cascade_prior", "cascade_c_tiny")
-    found += [("cascade", cascade, lambda net, *given: net(*given), (normal(2, 16, 4, 4), half, normal(2, 1, 128)))]
-    return [Operation(name, "the network", layer.eval(), run, inputs) for name, layer, run, inputs in found]
+    known: dict[str, tuple] = {  # by the name of a config: kind of network, what is run of it, inputs
+        "clip_tiny": ("text_encoder", encode_text, (ids,)),
+        "ldmbert_tiny": ("text_encoder", encode_text, (ids,)),
+        "uvit_tiny": ("transformer", transform, (latents, times, words)),
+        "dit_tiny": ("transformer", transform, (latents, times, words)),
+        "unet_tiny": ("unet", lambda net, *given: net(*given).sample, (normal(2, 8, 8, 8), times, words)),
+        "vae_tiny": ("vae", reconstruct, (normal(2, 3, 32, 32),)),
+        "cascade_c_tiny": ("cascade_prior", nn.Layer.__call__, (normal(2, 16, 4, 4), half, normal(2, 1, 128))),
+    }
+    found = []
+    for name, (kind, run, inputs) in known.items():
+        layer = build_network(kind, read_new_config(kind, name, "--certify"), SEED).eval()
+        found.append(Operation(name.partition("_")[0], "the network", layer, run, inputs))
+    return found
 
 
 def list_layers(network: Operation) -> Iterator[Operation]:
@@ -205,8 +197,7 @@ def compute(operation: Operation, device: str, half: str | None = None) -> tuple
 
 
 def difference(of: list[np.ndarray], beside: list[np.ndarray]) -> float:
-    """The largest difference, relative to the largest value of that array of `beside`; infinity where one is not
-    finite, or not there."""
+    """The largest difference by the largest value of that array of `beside`; infinity if not finite, or not there."""
     if len(of) != len(beside):
         return float("inf")
     worst = 0.0
@@ -216,20 +207,22 @@ def difference(of: list[np.ndarray], beside: list[np.ndarray]) -> float:
     return worst
 
 
-def first_line(error: Exception) -> str:
-    """What an error of Paddle's says, without where in its sources."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+def attempt(function: Callable, *given) -> tuple:
+    """(what a function gives, ""); (None, the first line of an error of Paddle's) where a kernel is not there."""
+    try:
+        return function(*given), ""
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return None, next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def compare(operation: Operation, device: str) -> dict:
     """How far a device is from the CPU, JSON-ready; `error` where it cannot compute it at all."""
     named = {"network": operation.network, "what": operation.what}
     expected, gradients = compute(operation, CPU.paddle)
-    try:
-        output, own = compute(operation, device)
-    except REFUSALS as error:
-        return named | {"error": first_line(error), "ok": False}
-    forward, backward = difference([output], [expected]), difference(own, gradients)
+    found, error = attempt(compute, operation, device)
+    if error:
+        return named | {"error": error, "ok": False}
+    forward, backward = difference([found[0]], [expected]), difference(found[1], gradients)
     return named | {"forward": forward, "gradient": backward, "ok": max(forward, backward) <= BAR}
 
 
@@ -237,16 +230,13 @@ def drift(operation: Operation, device: str, half: str) -> dict:
     """How far half precision is from float32 on the same device: root mean squares of the difference over those of the
     values, of the output and over all gradients."""
     single = compute(operation, device)
-    try:
-        halved = compute(operation, device, half)
-    except REFUSALS as error:  # a device may say that it has the type, and lack kernels for it
-        return {"network": operation.network, "error": first_line(error)}
+    halved, error = attempt(compute, operation, device, half)
+    if error:  # a device may say that it has the type, and lack kernels for it
+        return {"network": operation.network, "error": error}
 
-    def relative(of, beside):
-        squares = sum(
-            float(((one - other).astype(np.float64) ** 2).sum()) for one, other in zip(of, beside, strict=True)
-        )
-        return (squares / sum(float((other.astype(np.float64) ** 2).sum()) for other in beside)) ** 0.5
+    def relative(of: list[np.ndarray], beside: list[np.ndarray]) -> float:
+        values, exact = (np.concatenate([one.ravel() for one in some]).astype(np.float64) for some in (of, beside))
+        return float(np.linalg.norm(values - exact) / np.linalg.norm(exact))
 
     return {"network": operation.network, "forward": relative([halved[0]], [single[0]]),
             "gradient": relative(halved[1], single[1])}  # fmt: skip
@@ -267,7 +257,7 @@ def make_report(device: str, resume: bool) -> dict:
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": asdict(found) | {"kind": found.kind.name},
         "machine": {"system": platform.platform(), "cores": machine.count_usable_cores(),
-                    "processor": machine.read_cpu_model(), "memory_bytes": machine.usable_memory_bytes()},
+                    "processor": machine.read_cpu("model name"), "memory_bytes": machine.usable_memory_bytes()},
         "versions": {"ppldm": __version__, "python": platform.python_version(), **installed_versions()},
         "bar": BAR,
         "operations": operations,
@@ -281,8 +271,7 @@ def make_report(device: str, resume: bool) -> dict:
 
 
 def measure_speed(half: str) -> dict:
-    """GFLOP a second, forward and backward: a product of square matrices, and a convolution of 3 x 3; None for what the
-    device cannot compute in this type."""
+    """GFLOP a second, forward and backward, of a matrix product and a convolution; None for what cannot be computed."""
     matrices = [paddle.randn([SIDE, SIDE]) for _ in range(2)]
     batch, channels, height, width = PICTURES
     convolution, pictures = paddle.nn.Conv2D(channels, channels, 3, padding=1), paddle.randn(PICTURES)
@@ -294,13 +283,10 @@ def measure_speed(half: str) -> dict:
         one.stop_gradient = False
     found = {}
     for name, (work, operations) in works.items():
-        try:
-            seconds = sorted(_time(work, half) for _ in range(REPEATS + 1))
-        except REFUSALS as error:
-            found[name] = None
-            get_logger().warning("%s in %s: %s", name, half, first_line(error))
-        else:
-            found[name] = 3 * operations / seconds[REPEATS // 2] / 1e9
+        seconds, error = attempt(lambda work=work: sorted(_time(work, half) for _ in range(REPEATS + 1)))
+        found[name] = None if error else 3 * operations / seconds[REPEATS // 2] / 1e9
+        if error:
+            get_logger().warning("%s in %s: %s", name, half, error)
     return found
 
 
@@ -315,7 +301,6 @@ def _time(work: Callable, half: str) -> float:
 
 
 def describe(report: dict) -> str:
-    """For people."""
     device, operations = report["device"], report["operations"]
     lines = [f"{device['name']}: {device['model']}", ""]
     for network in dict.fromkeys(one["network"] for one in operations):

@@ -1,17 +1,16 @@
 """A value with its 95 % interval: a bootstrap of what each picture contributes.
 
 Pictures drawn again with replacement contain twins, which no generator draws: they shift a Fréchet distance upwards and
-break every nearest neighbour. So it is not the pictures that are resampled but the first-order terms of the statistic
-(its von Mises expansion): t(x) for every generated picture and u(y) for every real one, such that
+break every nearest neighbour. So what is resampled are the first-order terms of the statistic (its von Mises
+expansion): t(x) for every generated picture and u(y) for every real one, such that
 
     statistic - E[statistic]  =  mean t(x) - E t  +  mean u(y) - E u  +  terms of higher order.
 
-The terms are the influence function, or the pseudo-values of the jackknife where there is none (Efron and Tibshirani,
-An Introduction to the Bootstrap, 1993, chapters 11 and 22). They cost about as much as the value itself, so 50,000
-pictures have an interval too. The interval is BCa (the same, chapter 14; for a sum of means the bias term is 0) and is
-meant to cover the expectation of the statistic at these numbers of pictures, which for a biased one such as the Fréchet
-distance is not the value at infinitely many. Where the linear terms vanish (two sets from one distribution) it is too
-wide rather than too narrow.
+They are the influence function, or else the pseudo-values of the jackknife (Efron and Tibshirani, An Introduction to
+the Bootstrap, 1993, chapters 11 and 22), and cost about as much as the value. The interval is BCa (chapter 14; for a
+sum of means the bias term is 0) and covers the expectation of the statistic at these numbers of pictures, which for a
+biased one such as the Fréchet distance is not the value at infinitely many. Where the linear terms vanish (two sets
+from one distribution) it is too wide rather than too narrow.
 
 Two results on the same real pictures, and on pictures of the same prompts and seeds, have terms that go together: the
 difference of the statistics has the differences of the terms, and what both share is gone from its interval.
@@ -65,11 +64,9 @@ def measure(
 
 
 def measure_difference(value: float, *differences: np.ndarray, seed: int) -> Measured:
-    """The difference of two values whose pictures go together, with its interval. differences: of their terms.
-
-    Of two shares, where each is 1, 0 or -1, it is the interval of Agresti and Min (2005, doi:10.1002/sim.1781): half a
-    pair more of each of the four kinds, since a bootstrap of a few unlike pairs is too sure of them.
-    """
+    """The difference of two values whose pictures go together, with its interval. differences: of their terms. Of two
+    shares, each 1, 0 or -1, it is that of Agresti and Min (2005, doi:10.1002/sim.1781): half a pair more of each of
+    four kinds, since a bootstrap of a few unlike pairs is too sure of them."""
     if len(differences) > 1 or not np.isin(differences[0], (-1, 0, 1)).all():
         return measure(value, *differences, seed=seed)
     total, unlike, more = len(differences[0]) + 2, np.abs(differences[0]).sum() + 1, differences[0].sum()

@@ -31,10 +31,8 @@ def block_slices(count: int, width: int) -> Iterator[slice]:
 
 
 def squared_distances(rows: np.ndarray, others: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """(rows' slice, squared Euclidean distances float64 [block, M]) for all blocks of `rows`.
-
-    |x|² + |y|² - 2xy of float64, after the mean was taken off, so that little cancels.
-    """
+    """(rows' slice, squared Euclidean distances float64 [block, M]) for all blocks of `rows`: |x|² + |y|² - 2xy, after
+    the mean was taken off, so that little cancels."""
     mean = np.mean(others, axis=0, dtype=np.float64)
     rows, others = rows - mean, others - mean
     lengths, other_lengths = np.einsum("nd,nd->n", rows, rows), np.einsum("nd,nd->n", others, others)
@@ -50,9 +48,7 @@ def nearest(
     rows: np.ndarray, others: np.ndarray, count: int, own: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """(numbers int64 [N, count], squared distances [N, count]) of the nearest others of each row, the nearest first.
-
-    own: [N], where a row is itself one of the others: its number there, which does not count.
-    """
+    own: [N], where a row is itself one of the others: its number there, which does not count."""
     numbers, distances = np.empty((len(rows), count), np.int64), np.empty((len(rows), count))
     for block, found in squared_distances(rows, others):
         if own is not None:
@@ -85,8 +81,7 @@ def measure_manifold(
 
 # Each gives (value, terms of the generated pictures, terms of the real ones).
 def count_precision(generated: np.ndarray, real: np.ndarray, k: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """The share of the generated pictures in the manifold of the real ones (Kynkäänniemi et al. 2019,
-    arXiv:1904.06991)."""
+    """The share of generated pictures in the real manifold (Kynkäänniemi et al. 2019, arXiv:1904.06991)."""
     numbers, distances = _neighbours(real, k)
     radii, wider = distances[:, k - 1], distances[:, k]
     covered = np.empty(len(generated))
@@ -155,15 +150,13 @@ def diversity(generated: np.ndarray, *, seed: int) -> Measured:
 
 
 def nearest_training(generated: np.ndarray, training: np.ndarray, *, seed: int) -> Measured:
-    """Does a model copy? The mean distance of a generated picture to the nearest training row, by the same mean of
-    training rows to the nearest other one: that is what a new row of the same kind would have. About 1 of a model that
-    does not copy, towards 0 of one that does. The interval is of other generated pictures: the training rows, and those
-    of them that the distances of training rows are taken of, are given.
+    """Does a model copy? The mean distance of a generated picture to the nearest training row, by the mean of training
+    rows to the nearest other one: about 1 of a model that does not copy, towards 0 of one that does. The interval is of
+    other generated pictures; the training rows are given.
 
     details: `distance` in the unit of the features; `p_copied`, of a Mann-Whitney test (as Meehan et al. 2020,
     arXiv:2004.05675) that generated pictures are no nearer than training rows are; `closest`, [number of the picture,
-    number of the training row, distance] of the ten nearest.
-    """
+    number of the training row, distance] of the ten nearest."""
     rows, _squares = nearest(generated, training, 1)
     own = np.linspace(0, len(training) - 1, min(len(generated), len(training))).round().astype(int)
     _, expected = nearest(training[own], training, 1, own=own)

@@ -1,21 +1,25 @@
-"""What a command line asks for, checked and made a plan before anything is loaded; no flag that is left out is guessed
-until `--like PICTURE` has said what that picture was drawn with."""
+"""What a command line asks for, made a plan before anything is loaded. `--like PICTURE` says all that is left out.
+
+Where nothing else is asked for, that picture is the same to the bit on the same machine: it is drawn at the same place
+of a batch of the same size. Pictures come from strangers: what one says is checked as requests to `ppldm serve` are,
+and an address in it is shown and never asked.
+"""
 
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from ...diffusion.drawing import Drawing, usual_strength
 from ...utils.errors import ConfigError
+from ...utils.log import get_logger
 from ...utils.rng import MAX_SEED
 from ...utils.text import did_you_mean
-from ..prompt_weights import check_syntax
-from ..prompt_wildcards import Wildcards
-from ..prompts import MOST_SAMPLES, Request, check_prompt, read_requests
-from .like import like
+from ..prompt_weights import SYNTAXES, check_syntax
+from ..prompts import MOST_SAMPLES, Request, Wildcards, check_prompt, read_requests
 from .plan import AXES, SCALE, Plan, axis_of, flag_of
 
 DEFAULT_SEED = 23
@@ -23,15 +27,28 @@ _DEFAULTS = {"negative_prompt": "", "num_samples": 4, "seed": DEFAULT_SEED, "bat
              "prompt_syntax": "plain"}  # fmt: skip
 _NUMBERS: Mapping[str, Callable] = {"seed": int, "num_inference_steps": int, SCALE: float, "guidance_rescale": float,
                                     "eta": float, "strength": float}  # fmt: skip
+_SIDES = ("size", "resolution", "height", "width")
+_OF_PICTURE = ("negative_prompt", "control_scale", "prompt_syntax", "engine", "dtype", *AXES)
+OF_MODEL = ("ema", "original_config_file", "decoder", "controlnet", "tokenizer", "prediction_type",
+            "rescale_betas_zero_snr")  # fmt: skip
+# Pictures that are not in the file.
+_GIVEN = {"control": "after a control image", "image": "over another picture", "mask": "through a mask"}
+_CHANGES = ("prompts", "num_samples", "grid", "wildcards", "batch_size")
+_NEEDED = ("prompt", "negative_prompt", "index", "seed", "sampler", "num_inference_steps", "guidance_scale", "height",
+           "width")  # fmt: skip
+_MOST_NAMES, _LONGEST_NAME = 64, 1024  # of files that a picture names, and letters of one
+_BYTES = re.compile("[\udc80-\udcff]")  # those of a file's name that are not UTF-8
+_LARGEST_BATCH = 256
+_PIXELS = 1 << 20  # of a picture that one of fewer pixels may ask for
+_PICTURES = 8  # so large, that its batch may have: `ppldm generate` draws as many by default
 
 
 def plan_of(asked: SimpleNamespace) -> Plan:
     """The plan of the flags of `ppldm generate`, which are completed in `asked`. Raises ConfigError."""
     asked.sigma_schedule = asked.sigmas
-    place, first = like(asked) if asked.like else (None, 0)
+    place, first = complete_by_picture(asked) if asked.like else (None, 0)
     for name, value in _DEFAULTS.items():
-        if getattr(asked, name) is None:
-            setattr(asked, name, value)
+        _complete(asked, name, value)
     if asked.model is None:
         raise ConfigError("no model; give --model, or --like PICTURE to draw a picture again")
     requests = read_wanted(asked.prompts, list(asked.prompt or ()), asked.negative_prompt)
@@ -42,12 +59,11 @@ def plan_of(asked: SimpleNamespace) -> Plan:
     given = {one.name: getattr(asked, one.name) for one in fields(Drawing) if getattr(asked, one.name) is not None}
     if asked.guidance_scale:
         given[SCALE] = asked.guidance_scale[0]
-    check_image(asked, axes)
+    check_pictures(asked, axes)
     given.setdefault("strength", usual_strength(asked.image, asked.mask))
     drawing = Drawing(**given | {name: values[0] for name, values in axes.items() if name != "seed"})
     texts = (text for request in requests for text in (request.prompt, request.negative_prompt))
     wildcards = None if asked.wildcards is None else Wildcards(asked.wildcards, texts)
-    check_control(asked.control, asked.control_filter, asked.control_scale)
     plan = Plan(
         requests,
         asked.num_samples,
@@ -69,8 +85,7 @@ def plan_of(asked: SimpleNamespace) -> Plan:
 
 
 def read_axes(asked) -> dict[str, list]:
-    """The settings that are compared, with their values: those of `--grid`, or else the guidance scale. Raises
-    ConfigError."""
+    """The settings that are compared, with values: of `--grid`, or else guidance scales. Raises ConfigError."""
     scales = None if asked.guidance_scale is None else list(dict.fromkeys(asked.guidance_scale))
     if not asked.grid:
         return {SCALE: scales or [None]}
@@ -119,29 +134,23 @@ def check_settings(drawing: Drawing, seed: int) -> None:
         raise ConfigError(f"--seed {seed} must be from 0 to {MAX_SEED}, or -1 to have one chosen")
 
 
-def check_control(control: str | None, made_by: str | None, scale: float) -> None:
-    """Raises ConfigError for settings of a control image that are wrong, or are given without one."""
-    if control is None and (made_by or scale != 1.0):
-        raise ConfigError("--control_filter and --control_scale are for a control image; give --control PICTURE")
-    if not math.isfinite(scale):
-        raise ConfigError(f"--control_scale {scale} is not a number; 1 is usual")
-    if control is not None and not Path(control).is_file():
-        raise ConfigError(f"--control {control}: there is no such file")
-    if made_by:
-        from ...data.control.spec import make_filter
-
-        make_filter(made_by)
-
-
-def check_image(asked, axes: dict) -> None:
-    """Raises ConfigError for a picture that is not there, and for what is given without one."""
+def check_pictures(asked, axes: dict) -> None:
+    """Raises ConfigError for a picture that is not there, and for settings of one that are wrong, or given without."""
     if asked.image is None and asked.mask is not None:
         raise ConfigError("--mask says what of a picture is drawn anew; give the picture too: --image")
     if asked.image is None and (asked.strength is not None or "strength" in axes):
         raise ConfigError("--strength is for a picture that is drawn over; give --image too")
-    for flag, path in (("--image", asked.image), ("--mask", asked.mask)):
+    if asked.control is None and (asked.control_filter or asked.control_scale != 1.0):
+        raise ConfigError("--control_filter and --control_scale are for a control image; give --control PICTURE")
+    if not math.isfinite(asked.control_scale):
+        raise ConfigError(f"--control_scale {asked.control_scale} is not a number; 1 is usual")
+    for flag, path in (("--image", asked.image), ("--mask", asked.mask), ("--control", asked.control)):
         if path is not None and not Path(path).is_file():
             raise ConfigError(f"{flag} {path}: there is no such file")
+    if asked.control_filter:
+        from ...data.control import make_filter
+
+        make_filter(asked.control_filter)
 
 
 def read_wanted(prompts_file: str | None, prompts: list[str], negative_prompt: str = "") -> list[Request]:
@@ -159,8 +168,7 @@ def read_wanted(prompts_file: str | None, prompts: list[str], negative_prompt: s
 def read_size(
     size: str | None, resolution: int | None, height: int | None, width: int | None
 ) -> tuple[int | None, int | None]:
-    """(height, width) in pixels from what is given of the flags; None: as trained. Raises ConfigError where `size` is
-    not width x height, or another says a size too."""
+    """(height, width) in pixels by these flags; None: as trained. Raises ConfigError where they do not agree."""
     sides = {"resolution": resolution, "height": height, "width": width}
     given = {name: side for name, side in sides.items() if side is not None}
     if size is not None:
@@ -178,3 +186,143 @@ def require_positive(**values) -> None:
     for name, value in values.items():
         if value <= 0:
             raise ConfigError(f"--{name.replace('_', '-')} {value} must be above 0")
+
+
+def complete_by_picture(asked) -> tuple[tuple[int, int] | None, int]:
+    """Completes flags by a picture; (its batch's size and place, if drawn as it is; its index). Raises ConfigError."""
+    path = Path(asked.like)
+    if not path.is_file():
+        raise ConfigError(f"--like {path}: there is no such file; give a picture that ppldm has drawn")
+    record, source = _read(path, asked)
+    for name, words in _GIVEN.items():
+        if name in record and getattr(asked, name) is None:
+            raise ConfigError(f"--like {path} was drawn {words}; give it too: --{name} PICTURE")
+    sides = any(getattr(asked, name) is not None for name in _SIDES)
+    changed = (
+        sides
+        or bool(asked.prompt or asked.lora)
+        or any(getattr(asked, name) is not None for name in (*_OF_PICTURE, *_CHANGES))
+    )
+    asked.drawn = record
+    asked.prompt = asked.prompt or ([] if asked.prompts else [record["prompt"]])
+    for name in {*_OF_PICTURE} - {axis_of(word) for word in asked.grid or ()}:
+        _complete(asked, name, [record[SCALE]] if name == SCALE else record.get(name))
+    if not sides:
+        asked.height, asked.width = record["height"], record["width"]
+    asked.exact, asked.lora = asked.exact or record.get("exact", False), asked.lora or record.get("lora")
+    _complete(asked, "num_samples", 1)
+    if asked.model is None:
+        if "model" not in source:
+            raise ConfigError(f"--like {path} does not say which model has drawn it; give --model")
+        asked.model = source["model"]
+        for name in OF_MODEL:
+            setattr(asked, name, getattr(asked, name) or source.get(name))
+    batch = source.get("batch")
+    return None if changed or asked.exact or batch is None else batch, record["index"]
+
+
+def _read(path: Path, asked) -> tuple[dict, dict]:
+    """(what a picture says of its drawing, of its model), checked, but for what flags say. Raises ConfigError."""
+    from PIL import Image
+
+    from .draw import SOURCE, read_settings
+
+    record = read_settings(path)
+    if record is None or any(record.get(name) is None for name in _NEEDED):
+        raise ConfigError(
+            f"--like {path} does not say how it was drawn; give a PNG file that ppldm generate has written"
+        )
+    flags = (*_OF_PICTURE, "lora", "height", "width")
+    given = {name for name in flags if getattr(asked, name) not in (None, [])}
+    given |= {"prompt"} if asked.prompt or asked.prompts else set()
+    given |= {"height", "width"} if any(getattr(asked, name) is not None for name in _SIDES) else set()
+    table, source, found = _table(), record.get(SOURCE) or {}, {name: record[name] for name in _NEEDED}
+    try:
+        for name in (record.keys() & table.keys()) - given:
+            try:
+                found[name] = table[name].check(record[name])
+            except ConfigError as error:
+                flag = f"{flag_of(name)}, or " if name in (*flags, "prompt") else ""
+                raise ConfigError(f"{error}; give {flag}another picture") from error
+        if "lora" not in given and (names := record.get("lora")):
+            if not isinstance(names, list) or len(names) > _MOST_NAMES:
+                raise ConfigError("lora is not a short list of files; give --lora")
+            found["lora"] = [_check_name("lora", name) for name in names]
+        if not isinstance(source, dict):
+            raise ConfigError("source is not an object; give another picture")
+        if asked.model is None:
+            source = source | {name: _check_name(name, source[name]) for name in ("model", *OF_MODEL)
+                               if source.get(name) and not (name != "model" and getattr(asked, name))}  # fmt: skip
+        if not given & {"height", "width"}:
+            with Image.open(path) as picture:
+                pixels = max(_PIXELS, picture.width * picture.height)
+            batch = source.get("batch") if asked.batch_size is None else None
+            source = {**source, "batch": _check_size(found["height"] * found["width"], batch, pixels)}
+    except ConfigError as error:
+        raise ConfigError(f"--like {path}: what it says of itself cannot be used: {error}") from error
+    return found, source
+
+
+def _table() -> dict[str, Any]:
+    """What a picture's record may say, by name: as a request, and what a request cannot."""
+    from ...networks.engine import DTYPES, ENGINES
+    from ..serving.parameters import Parameter, make_parameters
+
+    usual = {one.name: one for one in make_parameters(("",), max_side=1 << 14, max_steps=1 << 20)}
+    for name in ("model", "image", "mask", "num_samples"):
+        del usual[name]
+    usual["guidance_scale"] = replace(usual["guidance_scale"], low=-1e6, high=1e6)
+    own = (
+        Parameter("index", "integer", "", low=0, high=2**31 - 1),
+        Parameter("control_scale", "number", "", low=-1e6, high=1e6),
+        Parameter("prompt_syntax", "choice", "", choices=SYNTAXES),
+        Parameter("engine", "choice", "", choices=ENGINES),
+        Parameter("dtype", "choice", "", choices=DTYPES),
+        Parameter("exact", "flag", "", default=False),
+        *(Parameter(name, "text", "") for name in ("weights", "control", "image", "mask")),
+    )
+    return usual | {one.name: one for one in own}
+
+
+def _check_name(name: str, value) -> Any:
+    """The name of a file, folder or model that a picture has of its model. Raises ConfigError."""
+    from ..serving.parameters import cut
+
+    if name == "ema" and value is True:
+        return value
+    if not isinstance(value, str) or not _BYTES.sub("", value).isprintable() or len(value) > _LONGEST_NAME:
+        raise ConfigError(f"{name} {cut(value)} is not a name; give --{name}")
+    if "://" in value:
+        raise ConfigError(f"{name} is {cut(value)}, an address that a picture names is not asked; give --{name}")
+    return value
+
+
+def _check_size(own: int, batch, pixels: int) -> tuple[int, int] | None:
+    """The batch that a picture was drawn in, and its place there. Raises ConfigError for what no file may ask for."""
+    if own > pixels:
+        raise ConfigError(f"{own:,} pixels are far more than its own; give --size")
+    if batch is None:
+        return None
+    whole = isinstance(batch, list) and len(batch) == 2 and all(type(one) is int for one in batch)
+    if not whole or not 0 <= batch[1] < batch[0] <= min(_LARGEST_BATCH, _PICTURES * pixels // own):
+        raise ConfigError("its batch and its place there are not such as to be drawn again; give --batch-size")
+    return batch[0], batch[1]
+
+
+def check_likeness(pipeline, plan: Plan, asked) -> None:
+    """Say, or with `--same-weights` raise ConfigError, where weights or given pictures are others than drew it."""
+    if not asked.like:
+        return
+    for what, now in {"weights": pipeline.fingerprint, **plan.digests()}.items():
+        drawn = asked.drawn.get(what, now)
+        if drawn == now:
+            continue
+        said = f"--like {asked.like} was drawn with other {what} ({drawn} and not {now}), so the picture will differ"
+        if asked.same_weights:
+            raise ConfigError(f"{said}; give the {what} that it was drawn with")
+        get_logger().warning("%s", said)
+
+
+def _complete(asked, name: str, value) -> None:
+    if getattr(asked, name) is None:
+        setattr(asked, name, value)

@@ -1,12 +1,11 @@
-"""A plan is drawn: what is not there yet, in batches over prompts, shared out over processes; then what is written
-beside pictures: pictures.jsonl, and sheets of them with their prompts or settings.
+"""A plan is drawn: what is not there yet, in batches over prompts, shared out over processes; then pictures.jsonl and
+sheets of pictures are written beside them.
 
-AUTOMATIC1111's stable-diffusion-webui, and all that reads its PNG files, find in ours the text `parameters`. It has
-three parts, each from a new line: the prompt; `Negative prompt: …`, where there is one; and fields `Name: value` with
-commas between them. A value with a comma, a colon or a line break stands in quotation marks, as JSON.
-(modules/processing.py, create_infotext; modules/infotext_utils.py, parse_generation_parameters; of version 1.10.)
+AUTOMATIC1111's stable-diffusion-webui, and all that reads its PNG files, find in ours the text `parameters`: the
+prompt, `Negative prompt: …`, and fields `Name: value` (modules/processing.py, create_infotext, of version 1.10).
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,9 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ...utils.errors import ConfigError
-from ...utils.files import local_path, make_output_dir, write_text
+from ...utils.checksums import digest_of, hash_file
+from ...utils.errors import ConfigError, OutputError
+from ...utils.files import cache_dir, local_path, make_output_dir, read_json, write_json, write_text
+from ...utils.log import get_logger, progress
 from ...utils.text import count_of
+from ...weights.fetch import locate_model
 from ..prompt_weights import batches_alike, chunks_of
 from .plan import SCALE, Job, Plan, short
 
@@ -42,6 +44,7 @@ FOLDER = "drawn"  # where pictures go if no folder is named
 SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
 SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
 _SHOWN_LETTERS = 60
+_WEIGHTS = (".safetensors", ".pdparams", ".bin", ".ckpt", ".pt", ".pth")
 GRID_PROMPTS = 64  # at most, in a sheet of prompts, or of as many sheets
 
 
@@ -74,8 +77,7 @@ def infotext(record: Mapping, model: str, sha256: str) -> str:
 
 
 def read_settings(path: Path, whole: bool = True) -> dict | None:
-    """What a picture's file says of how it was drawn; None where it is not there, or is not a picture of ours, of
-    which, unless `whole`, only the head is looked at."""
+    """What a picture's file, whole or by its head, says of how it was drawn; None where it is not one of ours."""
     from PIL import Image
 
     try:
@@ -97,16 +99,29 @@ def settings_of(picture) -> dict | None:
 
 
 def check_folder(plan: Plan, out: str) -> Path:
-    """`out`. Pictures of the same prompt and other settings are replaced there. Raises ConfigError where it holds
-    another picture in place of the plan's."""
-    if found := _find_other(plan, folder := local_path(out)):
-        raise ConfigError(f"--out {out} holds {found}; name another folder, or omit --out")
+    """`out`. Pictures of the same prompt and other settings are replaced there. Raises ConfigError where it holds a
+    picture of another prompt, or that was not drawn here, in place of the plan's."""
+    from PIL import Image
+
+    folder = local_path(out)
+    for job in plan.jobs():
+        path, prompt = folder / plan.file(*job), plan.requests[job[1]].prompt
+        try:
+            with Image.open(path) as picture:
+                found = settings_of(picture) or {}
+                drawn = found.get("template", found.get("prompt"))
+        except Image.DecompressionBombError:
+            drawn = None
+        except (OSError, ValueError, SyntaxError):
+            continue  # not there, or not a whole picture
+        if drawn != prompt:
+            what = f"of the prompt {drawn[:_SHOWN_LETTERS]!r}" if isinstance(drawn, str) else "that ppldm did not draw"
+            raise ConfigError(f"--out {out} holds {path.name}, a picture {what}; name another folder, or omit --out")
     return folder
 
 
 def free_folder(pipeline, plan: Plan) -> Path:
-    """The first of drawn, drawn-2, drawn-3 … where the plan replaces no picture: those of other prompts, settings or
-    weights stay."""
+    """The first of drawn, drawn-2, drawn-3 … where the plan replaces no other picture."""
     records = {plan.file(*job): plan.record(pipeline, *job) for job in plan.jobs()}
     folders = (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))
     return next(
@@ -121,29 +136,8 @@ def _is_drawn(path: Path, record: dict, whole: bool = True) -> bool:
     return (read_settings(path, whole) or {}) | {SOURCE: None} == record | {SOURCE: None}
 
 
-def _find_other(plan: Plan, out: Path) -> str:
-    """The first picture of another prompt, or not drawn here, that the plan would replace; "" where there is none."""
-    from PIL import Image
-
-    for job in plan.jobs():
-        path, prompt = out / plan.file(*job), plan.requests[job[1]].prompt
-        try:
-            with Image.open(path) as picture:
-                found = settings_of(picture) or {}
-                drawn = found.get("template", found.get("prompt"))
-        except Image.DecompressionBombError:
-            drawn = None
-        except (OSError, ValueError, SyntaxError):
-            continue  # not there, or not a whole picture
-        if drawn != prompt:
-            what = f"of the prompt {drawn[:_SHOWN_LETTERS]!r}" if isinstance(drawn, str) else "that ppldm did not draw"
-            return f"{path.name}, a picture {what}"
-    return ""
-
-
 def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> None:
     """Draw this rank's share of the pictures that are not there yet. Raises OutputError, ConfigError."""
-    from ...utils.log import get_logger, progress
     from ...utils.pictures import save_png
 
     jobs = plan.jobs()[world.rank :: world.size]
@@ -205,8 +199,7 @@ def batches_of(plan: Plan, records: dict[Job, dict], batch_size: int) -> Iterato
 
 
 def estimate(pipeline, plan: Plan, batch_size: int) -> str:
-    """How long all pictures of a plan take on this machine, in words, from its first batch, which is drawn and thrown
-    away: that many seconds for each step of each picture; an unguided one has half the work."""
+    """How long all pictures take on this machine, in words, from a first batch; an unguided step has half the work."""
     records = {job: plan.record(pipeline, *job) for job in plan.jobs()}
     batches = list(batches_of(plan, records, batch_size))
     began = time.perf_counter()
@@ -232,9 +225,7 @@ def texts_of(record: dict, source: dict) -> dict[str, str]:
 
 
 def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
-    """pictures.jsonl, a line for each picture, and sheets of the first prompts: one for each guidance scale, or
-    where they show the axes, one for each prompt."""
-    from ...utils.log import get_logger
+    """pictures.jsonl, and sheets of the first prompts: one for each guidance scale, or one for each prompt."""
 
     lines = [
         json.dumps({"file": plan.file(*job), **plan.record(pipeline, *job)}, ensure_ascii=False) for job in plan.jobs()
@@ -249,8 +240,7 @@ def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
 
 
 def _write_prompt_sheets(plan: Plan, out: Path, columns: int) -> str:
-    from ...utils.grid import prompt_grid
-    from ...utils.pictures import save_png
+    from ...utils.pictures import prompt_grid, save_png
 
     shown = plan.requests[:GRID_PROMPTS]
     for values in ((scale,) for scale in plan.axes[SCALE]):
@@ -261,8 +251,7 @@ def _write_prompt_sheets(plan: Plan, out: Path, columns: int) -> str:
 
 
 def _write_grids(plan: Plan, out: Path) -> str:
-    from ...utils.grid import labelled_grid
-    from ...utils.pictures import save_png
+    from ...utils.pictures import labelled_grid, save_png
 
     (down, rows), (across, columns) = [("", [None])] * (2 - len(plan.axes)) + list(plan.axes.items())
     names = [f"{down} {short(value)}" if down else "" for value in rows]
@@ -280,3 +269,36 @@ def _pictures(plan: Plan, out: Path, values: tuple, number: int) -> list[np.ndar
 
     jobs: list[Job] = [(values, number, plan.first + index) for index in range(plan.num_samples)]
     return [np.asarray(Image.open(out / plan.file(*job))) for job in jobs]
+
+
+def describe_source(model: str, offline: bool, **told) -> dict:
+    """Where a model comes from, as its pictures say it, and the SHA-256 of its weights, by which others know it."""
+    sha256 = model_sha256(locate_model(model, offline))
+    return {"model": model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
+
+
+def model_sha256(path: Path) -> str:
+    """Of a file as `sha256sum` prints it; of a folder that of what `sha256sum` prints of its weights' files, by their
+    paths in the folder, in order; "" of one without weights. Raises OSError."""
+    if path.is_file():
+        return _kept_sha256(path)
+    files = sorted(one for one in path.rglob("*") if one.suffix in _WEIGHTS and one.is_file())
+    lines = [f"{_kept_sha256(one)}  {one.relative_to(path).as_posix()}\n" for one in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest() if lines else ""
+
+
+def _kept_sha256(path: Path) -> str:
+    """A file's, computed again only where it has changed; kept in the cache folder, where that can be written."""
+    stat = path.stat()
+    state = [str(path.resolve()), stat.st_size, stat.st_mtime_ns]
+    kept = cache_dir() / "sha256" / f"{digest_of(state[0])}.json"
+    known = read_json(kept, optional=True)
+    if isinstance(known, list) and known[:-1] == state:
+        return known[-1]
+    found = hash_file(path)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, [*state, found])
+    except (OSError, OutputError):
+        get_logger().debug("%s cannot be written; the next run computes the hash of %s again", kept, path)
+    return found

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ...diffusion.drawing import KEPT, Drawing
-from ..prompt_wildcards import Wildcards
-from ..prompts import Request
+from ..prompts import Request, Wildcards
 
 Job = tuple[tuple, int, int]  # (a value on each axis, number of the request, index)
 SCALE = "guidance_scale"
@@ -18,14 +17,11 @@ _GRID_NAMES = {"sigmas": "sigma_schedule", "steps": "num_inference_steps"}  # fu
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be drawn: `num_samples` pictures of each request, for each value on each of the axes.
-
-    axes: settings by name (`AXES`), each with its values; `drawing` has the others, and the first of each. seed: of
-    requests that have none of their own. height, width: None: as trained. control: uint8 [K, H, W]. first: the index of
-    each request's first picture. place: (pictures of the batch, place there) of each, which is then drawn again as it
-    was in it. labelled: whether sheets show the axes. source: where the model came from, kept in pictures and no part
-    of their records. image: uint8 [3, H, W] to draw over; mask: bool [H, W], True where it is drawn anew.
-    """
+    """What is to be drawn: `num_samples` pictures of each request, for each value on each of the axes, settings by name
+    (`AXES`); `drawing` has the others. seed: of requests that have none. height, width: None: as trained. control:
+    uint8 [K, H, W]. first: the index of each request's first picture. place: (pictures of the batch, place there),
+    where one is drawn again as it was in it. labelled: whether sheets show the axes. source: where the model came from.
+    image: uint8 [3, H, W] to draw over; mask: bool [H, W], True where it is drawn anew."""
 
     requests: list[Request]
     num_samples: int

@@ -1,10 +1,4 @@
-"""The HTTP interface of drawing, for programs and for the page of `ppldm app`. All but pictures is JSON.
-
-POST   /v1/pictures {"prompt": "a red heart"}      202: a job           429: the queue is full
-GET    /v1/jobs, /v1/jobs/ID                       how jobs stand       DELETE: cancelled; an ended one is forgotten
-GET    /v1/jobs/ID/preview, …/pictures/0           PNG
-GET    /v1/models, /v1/health, /v1/metrics (Prometheus' text), /v1/openapi.json (all of this, with every setting)
-"""
+"""The HTTP interface of drawing, for programs and for the page of `ppldm app`: /v1/openapi.json describes it."""
 
 import threading
 import time
@@ -12,15 +6,16 @@ from contextlib import nullcontext
 from importlib.resources import files
 
 import numpy as np
+import yaml
 
 from ... import __version__
 from ...utils.errors import ConfigError, PpldmError
 from ...utils.text import count_of
 from ...utils.web.page import STYLE
 from ...utils.web.server import ask_for_token, make_flask, render_page
-from .jobs import DRAWING, ENDED, STATES, WAITING, Job, Queue, QueueFullError, StoppingError
+from .jobs import DRAWING, ENDED, WAITING, Job, Queue, QueueFullError, StoppingError
 from .paint import Painter
-from .parameters import Limits, Parameter, make_parameters, read_request
+from .parameters import Parameter, make_parameters, read_request
 
 MOST_BYTES = 12 << 20  # of a request: a picture and a mask in base64
 _SENTENCES = {
@@ -30,50 +25,6 @@ _SENTENCES = {
     500: "the request failed; the terminal of ppldm shows why",
 }
 _OPEN = ("/", "/v1/health")  # without the token: the empty page, and whether it is there
-_JOB = {
-    "id": {"type": "string"},
-    "state": {"type": "string", "enum": list(STATES)},
-    "place": {"type": "integer", "description": "jobs before this one"},
-    "step": {"type": "integer"},
-    "num_steps": {"type": "integer"},
-    "seconds": {"type": "number", "description": "of drawing so far"},
-    "seconds_left": {"type": ["number", "null"]},
-    "num_pictures": {"type": "integer", "description": "that can be fetched"},
-    "has_preview": {"type": "boolean"},
-    "error": {"type": "string", "description": "why it failed"},
-    "warning": {"type": "string", "description": "words that the model does not know"},
-    "settings": {"type": "object", "description": "what was asked for, without pictures, and the defaults"},
-}
-_MODEL = {
-    "name": {"type": "string"},
-    "resolution": {"type": "integer", "description": "side of its training pictures, pixels"},
-    "lora": {"type": "array", "items": {"type": "string"}},
-    "samplers": {"type": "array", "items": {"type": "string"}, "description": "that draw with it, its default first"},
-    "guidance_scale": {"type": "number", "description": "by which it is drawn where a request says none"},
-    "num_inference_steps": {"type": "integer", "description": "in which it is drawn where a request says none"},
-    "example_prompt": {"type": "string", "description": "one that its training has shown, or empty"},
-}
-_PNG = {"image/png": {"schema": {"type": "string", "contentMediaType": "image/png"}}}
-_NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}, "description": "id of the job"}
-_NUMBER = {"name": "number", "in": "path", "required": True, "schema": {"type": "integer", "minimum": 0}}
-_NEWEST = {
-    "name": "newest",
-    "in": "query",
-    "schema": {"type": "integer", "minimum": 1},
-    "description": "only so many of them, the newest",
-}
-_REFUSALS = {
-    "400": "wrong; the sentence says what",
-    "401": "the token is missing",
-    "403": "another site's page asks",
-    "404": "not there",
-    "413": "too large",
-    "415": "not JSON",
-    "429": "the queue is full",
-    "500": "failed; the terminal of ppldm shows why",
-    "503": "about to stop",
-}
-_ANYWHERE = ("401", "403", "500")
 
 
 class _NotFoundError(PpldmError):
@@ -83,8 +34,8 @@ class _NotFoundError(PpldmError):
 _STATUSES = {_NotFoundError: 404, QueueFullError: 429, StoppingError: 503}
 
 
-def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts=(), token: str = "", page=False):
-    """The Flask application over a queue. token: that is asked for; "": none. page: whether / is the page."""
+def make_api(painter: Painter, queue: Queue, hosts=(), token: str = "", page=False, **limits: int):
+    """The Flask application. token: asked for, if any; page: whether / is the page; limits: of `make_parameters`."""
     from flask import jsonify
 
     flask = make_flask(hosts, _SENTENCES, MOST_BYTES)
@@ -99,9 +50,8 @@ def make_api(painter: Painter, queue: Queue, limits: Limits | None = None, hosts
 
     for kind in _STATUSES:
         flask.register_error_handler(kind, refused)
-    limits = limits or Limits()
-    painter.limit(limits.max_steps)
-    parameters = make_parameters(tuple(painter.models), limits)
+    parameters = make_parameters(tuple(painter.models), **limits)
+    painter.limit(next(one.high for one in parameters if one.name == "num_inference_steps"))
     _take_jobs(flask, painter, queue, parameters)
     _give_pictures(flask, queue)
     _describe_itself(flask, painter, queue, parameters)
@@ -186,7 +136,25 @@ def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
 
     @flask.get("/v1/metrics")
     def metrics():
-        return Response(write_metrics(queue), content_type="text/plain; version=0.0.4; charset=utf-8")
+        # In Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats).
+        jobs = queue.jobs()
+        by_state = [(f'{{state="{one}"}}', sum(job.state == one for job in jobs)) for one in (WAITING, DRAWING)]
+        ended = [(f'{{state="{one}"}}', queue.counts[one]) for one in (*ENDED, "refused")]
+        found = (
+            ("ppldm_jobs", "gauge", "Jobs that wait or are drawn.", by_state),
+            ("ppldm_jobs_total", "counter", "Jobs by how they ended.", ended),
+            ("ppldm_pictures_total", "counter", "Pictures drawn.", [("", queue.counts["pictures"])]),
+            ("ppldm_steps_total", "counter", "Steps of samplers.", [("", queue.counts["steps"])]),
+            ("ppldm_drawing_seconds_total", "counter", "Time spent drawing.", [("", queue.seconds)]),
+            ("ppldm_pictures_bytes", "gauge", "Pictures held in memory.", [("", queue.pictures.bytes)]),
+        )
+        lines = []
+        for name, kind, words, values in found:
+            lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
+            lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
+                      for label, value in values]  # fmt: skip
+        text = "\n".join(lines) + "\n"
+        return Response(text, content_type="text/plain; version=0.0.4; charset=utf-8")
 
     @flask.get("/v1/openapi.json")
     def openapi():
@@ -203,110 +171,33 @@ def describe_job(queue: Queue, job: Job) -> dict:
     """How a job stands, JSON-ready."""
     seconds = (job.ended or time.time()) - job.started if job.started else 0.0
     running = job.state == DRAWING and job.step
-    own = {
+    return {
+        "id": job.id,
+        "state": job.state,
         "place": queue.place(job),
+        "step": job.step,
+        "num_steps": job.num_steps,
         "seconds": round(seconds, 3),
         "seconds_left": round(seconds / job.step * (job.num_steps - job.step), 3) if running else None,
+        "num_pictures": job.num_pictures,
         "has_preview": job.preview is not None,
+        "error": job.error,
+        "warning": job.warning,
         "settings": {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)},
     }
-    return {name: own[name] if name in own else getattr(job, name) for name in _JOB}
-
-
-def write_metrics(queue: Queue) -> str:
-    """The numbers of a queue in Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats)."""
-    jobs = queue.jobs()
-    by_state = [(f'{{state="{one}"}}', sum(job.state == one for job in jobs)) for one in (WAITING, DRAWING)]
-    ended = [(f'{{state="{one}"}}', queue.counts[one]) for one in (*ENDED, "refused")]
-    found = (
-        ("ppldm_jobs", "gauge", "Jobs that wait or are drawn.", by_state),
-        ("ppldm_jobs_total", "counter", "Jobs by how they ended.", ended),
-        ("ppldm_pictures_total", "counter", "Pictures drawn.", [("", queue.counts["pictures"])]),
-        ("ppldm_steps_total", "counter", "Steps of samplers.", [("", queue.counts["steps"])]),
-        ("ppldm_drawing_seconds_total", "counter", "Time spent drawing.", [("", queue.seconds)]),
-        ("ppldm_pictures_bytes", "gauge", "Pictures held in memory.", [("", queue.pictures.bytes)]),
-    )
-    lines = []
-    for name, kind, words, values in found:
-        lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
-                  for label, value in values]  # fmt: skip
-    return "\n".join(lines) + "\n"
 
 
 def make_document(parameters: tuple[Parameter, ...]) -> dict:
     """The document, JSON-ready."""
-    request = {
+    document = yaml.safe_load(files(__package__).joinpath("openapi.yaml").read_text("utf-8"))
+    document["info"]["version"] = __version__
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        schema["required"] = list(schema["properties"])
+    schemas["Request"] = {
         "type": "object",
         "required": ["prompt"],
         "properties": {one.name: one.schema() for one in parameters},
         "additionalProperties": False,
     }
-    draws = {"required": True, "content": {"application/json": {"schema": _ref("Request")}}}
-    models = {"models": {"type": "array", "items": _ref("Model")}, "parameters": {"type": "object"}}
-    health = _object({"status": {"type": "string", "enum": ["ok", "stopping", "failed"]}})
-    is_well = _does("Whether jobs are taken", health, anywhere=("403", "500"))
-    is_well["responses"]["503"] = {
-        "description": "no jobs are taken",
-        "content": is_well["responses"]["200"]["content"],
-    }
-    add = _does("Draw pictures", _ref("Job"), "202", ("400", "413", "415", "429", "503"))
-    add["responses"]["202"]["headers"] = {"Location": {"schema": {"type": "string"}, "description": "of the job"}}
-    for status in ("429", "503"):
-        add["responses"][status]["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "ppldm", "version": __version__, "description": "Pictures of prompts, by a queue of jobs."},
-        "security": [{}, {"bearer": []}],
-        "components": {
-            "schemas": {"Request": request, "Job": _object(_JOB), "Model": _object(_MODEL),
-                        "Error": _object({"error": {"type": "string", "description": "a sentence"}})},
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
-        },
-        "paths": {
-            "/v1/pictures": {
-                "post": add | {"requestBody": draws}
-            },
-            "/v1/jobs": {
-                "parameters": [_NEWEST],
-                "get": _does("All jobs that are known, oldest first",
-                             _object({"jobs": {"type": "array", "items": _ref("Job")}}), refusals=("400",)),
-            },
-            "/v1/jobs/{name}": {
-                "parameters": [_NAME],
-                "get": _does("How a job stands", _ref("Job"), refusals=("404",)),
-                "delete": _does("Cancel a job; an ended one is forgotten", _ref("Job"), refusals=("404",)),
-            },
-            "/v1/jobs/{name}/preview": {
-                "parameters": [_NAME],
-                "get": _does("What a drawing may become", _PNG, refusals=("404",)),
-            },
-            "/v1/jobs/{name}/pictures/{number}": {
-                "parameters": [_NAME, _NUMBER],
-                "get": _does("A picture with its settings in it", _PNG, refusals=("404",)),
-            },
-            "/v1/models": {"get": _does("The models, and what a request may say", _object(models))},
-            "/v1/health": {"get": is_well},
-            "/v1/metrics": {
-                "get": _does("Numbers for Prometheus", {"text/plain": {"schema": {"type": "string"}}})
-            },
-            "/v1/openapi.json": {"get": _does("This document", {"type": "object"})},
-        },
-    }  # fmt: skip
-
-
-def _ref(name: str) -> dict:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _object(properties: dict) -> dict:
-    """Of which all are always there."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _does(summary: str, gives: dict, status: str = "200", refusals=(), anywhere=_ANYWHERE) -> dict:
-    content = gives if any("/" in key for key in gives) else {"application/json": {"schema": gives}}
-    refused = {"application/json": {"schema": _ref("Error")}}
-    answers = {status: {"description": "done", "content": content}}
-    answers |= {one: {"description": _REFUSALS[one], "content": refused} for one in (*refusals, *anywhere)}
-    return {"summary": summary, "responses": answers}
+    return document

@@ -7,12 +7,11 @@ from typing import Annotated
 
 from fastcore.meta import delegates
 
-from ...networks.engine import Engine
+from ...networks.engine import Dtype, Engine
 from ...utils.errors import ConfigError
 from ...utils.files import local_path
 from ...weights.fetch import check_name
 from ...weights.lora.flag import Loras, check_loras
-from ..half import Dtype
 
 _Models = Annotated[list[str], {"opt": True, "required": True, "nargs": "+", "type": str, "metavar": "MODEL"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -44,24 +43,30 @@ def _serve(
 ) -> None:
     from ...utils.entry import entry
     from ...utils.web.server import check_port, is_loopback, serve
-    from .parameters import Limits
 
-    limits = Limits(max_pictures, max_side, max_steps, max_waiting, max_memory_mb)
-    limits.check()
+    limits = {"max_pictures": max_pictures, "max_side": max_side, "max_steps": max_steps}
+    for name, most in {**limits, "max_waiting": max_waiting, "max_memory_mb": max_memory_mb}.items():
+        if most < 1:
+            raise ConfigError(f"--{name} {most} must be above 0")
     check_port(port)
-    check_models(models)
+    for name in models:
+        if models.count(name) > 1:
+            raise ConfigError(f"--model names {name} twice; name each once")
+        if not name:
+            raise ConfigError("--model has no name; give a folder, a file or a name")
+        check_name(name)
     token = read_token(token_file) if token_file else "" if is_loopback(host) else secrets.token_urlsafe(16)
     told = {"ema": ema, "decoder": decoder, "tokenizer": tokenizer}
     computed = {"lora": check_loras(lora), "engine": engine, "dtype": dtype}
     folder = local_path(out) if out else None
     queues = []
-    with entry(is_computing=lambda: any(queue.is_busy for queue in queues)):
+    with entry(is_computing=lambda: any(job.state not in ENDED for queue in queues for job in queue.jobs())):
         from ...utils.log import quiet_libraries
         from ...utils.machine.devices import use_device
         from ..load import load
-        from ..pictures.source import describe_source
+        from ..pictures.draw import describe_source
         from .api import make_api
-        from .jobs import Pictures, Queue
+        from .jobs import ENDED, Pictures, Queue
         from .paint import Painter
 
         use_device(device)
@@ -71,7 +76,7 @@ def _serve(
         painter = Painter({name: load(name, offline=offline, **told, **computed) for name in models}, sources)
         queue = Queue(painter.draw, pictures, max_waiting)
         queues.append(queue)
-        flask = make_api(painter, queue, limits, [host, *allow_host], token, page)
+        flask = make_api(painter, queue, [host, *allow_host], token, page, **limits)
         serve(flask, host, port, f"#token={token}" if token else "", lambda: _finish(queue))
 
 
@@ -93,16 +98,6 @@ def serve(
 ):
     """Draw with trained models for other programs: an HTTP interface with a queue (docs/drawing.md)."""
     _serve(model, port, page=False, **flags)
-
-
-def check_models(names: list[str]) -> None:
-    """Raises ConfigError for names that cannot be those of models, or are twice there."""
-    if doubled := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"--model names {doubled} twice; name each once")
-    for name in names:
-        if not name:
-            raise ConfigError("--model has no name; give a folder, a file or a name")
-        check_name(name)
 
 
 def _finish(queue) -> None:

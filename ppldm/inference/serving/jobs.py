@@ -1,8 +1,7 @@
 """A queue of drawings: one after the other in the order in which they came, each with its progress, until cancelled.
 
 Jobs are `waiting` → `drawing` → `done`, `failed` or `cancelled`. One thread draws; all else may be asked from any
-thread. What is kept is bounded: jobs that wait, jobs that have ended, and the pictures of these. Nothing here knows
-what a drawing is: `draw(job, tell)` gives its pictures as PNG.
+thread. What is kept is bounded. Nothing here knows what a drawing is.
 """
 
 import secrets
@@ -20,7 +19,7 @@ from ...utils.errors import PpldmError, describe
 from ...utils.files import atomic_write, make_output_dir
 from ...utils.log import get_logger
 
-WAITING, DRAWING, DONE, FAILED, CANCELLED = STATES = ("waiting", "drawing", "done", "failed", "cancelled")
+WAITING, DRAWING, DONE, FAILED, CANCELLED = ("waiting", "drawing", "done", "failed", "cancelled")
 ENDED = (DONE, FAILED, CANCELLED)
 FAILED_INSIDE = "drawing failed; the terminal of ppldm shows why"
 
@@ -95,11 +94,8 @@ class Pictures:
 
 
 class Queue:
-    """Jobs in their order, and the thread that draws them.
-
-    draw(job, tell): the job's pictures as PNG; it calls tell(step, preview=None) as it goes. most_waiting, most_ended:
-    how many jobs are kept of those that wait, and that have ended.
-    """
+    """Jobs in their order, and the thread that draws them. draw(job, tell): the job's pictures as PNG; it calls
+    tell(step, preview=None) as it goes. most_waiting, most_ended: how many are kept."""
 
     def __init__(self, draw: Callable, pictures: Pictures, most_waiting: int = 32, most_ended: int = 1000):
         self.pictures, self.most_waiting, self.most_ended = pictures, most_waiting, most_ended
@@ -158,8 +154,7 @@ class Queue:
                 self._forget(job)
 
     def stop(self) -> bool:
-        """Take no more jobs, cancel those that wait, and return when the one that is drawn has ended: whether there was
-        one."""
+        """Take no more jobs, cancel those that wait, and return whether one was drawn, once that has ended."""
         with self._changed:
             self.is_stopping = True
             was_drawing = any(job.state == DRAWING for job in self._jobs.values())
@@ -175,11 +170,6 @@ class Queue:
     def is_alive(self) -> bool:
         """Whether jobs are still drawn."""
         return self._worker.is_alive()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether one is drawn or waits."""
-        return any(job.state not in ENDED for job in self.jobs())
 
     def picture_name(self, job: Job, number: int) -> str:
         """The name among `pictures` of one of a job's."""

@@ -1,9 +1,8 @@
 """A request becomes a drawing: checked by its model, drawn while its progress is told, and kept with its settings.
 
-A preview shows latents without decoding them, by a linear map to colours that is fitted to the decoder once. A decoder
-makes of each place of the latents f x f pixels, by that place and its neighbours; the mean colours of the four quarters
-are nearly a linear function of the 3 x 3 places around. So the map is fitted by least squares to what the decoder makes
-of random latents, coarse and fine, and costs a matrix product for each preview. docs/drawing.md says how near it comes.
+A preview shows latents without decoding them: the mean colours of the four quarters of what a decoder makes of a place
+are nearly a linear function of the 3 x 3 places around, which is fitted by least squares to what the decoder makes of
+random latents, coarse and fine. docs/drawing.md says how near it comes.
 """
 
 import math
@@ -21,7 +20,7 @@ from ...utils.rng import Stream, make_rng
 from ..beginning import read_beginning
 from ..pictures.draw import batches_of, draw_batches
 from ..pictures.plan import Plan
-from ..prompt_notes import describe_prompts
+from ..prompt_weights import describe_prompts
 from ..prompts import Request
 from .jobs import Job
 
@@ -49,11 +48,8 @@ class Preview:
         self.matrix = np.linalg.lstsq(_surroundings(latents), colours.reshape(-1, 3 * self.fine**2), rcond=None)[0]
 
     def __call__(self, latents: np.ndarray) -> np.ndarray:
-        """Latents [B, C, h, w], of any scale, as one small picture uint8 [k h, B k w, 3], where k is `fine`: they stand
-        side by side.
-
-        Latents on their way hold noise of some other size, so each is brought to the variance of the last ones, 1.
-        """
+        """Latents [B, C, h, w], of any scale, side by side as one small picture uint8 [k h, B k w, 3]; noisy ones are
+        brought to the variance of the last ones, 1."""
         latents = np.asarray(latents, np.float32)
         latents = latents / np.maximum(latents.std(axis=(1, 2, 3), keepdims=True), 1e-6)
         (count, _, height, width), fine = latents.shape, self.fine

@@ -3,12 +3,12 @@
 import base64
 import binascii
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...data.images.decode import decode_pixels, stored_size
+from ...data.images import decode_pixels, stored_size
 from ...diffusion.drawing import MOST_GUIDANCE, SAMPLERS, SIGMA_SCHEDULES
 from ...diffusion.process import TIMESTEP_SPACINGS
 from ...utils.errors import ConfigError, RowError
@@ -22,24 +22,6 @@ _TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": 
           "flag": "boolean"}  # fmt: skip
 _SHOWN = 60  # letters of a value in a message
 _SAID = dict.fromkeys(("steps", "num_steps"), "num_inference_steps")  # which nothing is near to
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of one request its pictures, their sides in pixels and a sampler's steps; of all the jobs that wait, and the
-    pictures in memory, MB."""
-
-    max_pictures: int = 16
-    max_side: int = 1024
-    max_steps: int = 250
-    max_waiting: int = 32
-    max_memory_mb: int = 256
-
-    def check(self) -> None:
-        """Raises ConfigError."""
-        for one in fields(self):
-            if getattr(self, one.name) < 1:
-                raise ConfigError(f"--{one.name} {getattr(self, one.name)} must be above 0")
 
 
 @dataclass(frozen=True)
@@ -78,7 +60,8 @@ class Parameter:
         good = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and not whole)
         if not good or isinstance(value, bool) or not self.low <= value <= self.high:
             what = "a whole number" if whole else "a number"
-            raise ConfigError(f"{self.name} {cut(value)} must be {what} from {self.low:g} to {_plain(self.high)}")
+            most = self.high if isinstance(self.high, int) else f"{self.high:g}"
+            raise ConfigError(f"{self.name} {cut(value)} must be {what} from {self.low:g} to {most}")
         return value if whole else float(value)
 
     def schema(self) -> dict:
@@ -97,21 +80,23 @@ class Parameter:
         return found
 
 
-def make_parameters(models: tuple[str, ...], limits: Limits) -> tuple[Parameter, ...]:
-    """What a request may say of these models."""
-    pixels: dict[str, Any] = {"kind": "integer", "low": 8, "high": limits.max_side}
-    picture: dict[str, Any] = {"kind": "picture", "high": max(_LEAST_PIXELS, _TIMES * limits.max_side**2)}
+def make_parameters(
+    models: tuple[str, ...], max_pictures: int = 16, max_side: int = 1024, max_steps: int = 250
+) -> tuple[Parameter, ...]:
+    """What a request may say of these models: so many pictures, of such sides in pixels, in so many steps."""
+    pixels: dict[str, Any] = {"kind": "integer", "low": 8, "high": max_side}
+    picture: dict[str, Any] = {"kind": "picture", "high": max(_LEAST_PIXELS, _TIMES * max_side**2)}
     share: dict[str, Any] = {"kind": "number", "low": 0, "high": 1, "default": 0.0}
     return (
         Parameter("prompt", "text", "what to draw"),
         Parameter("negative_prompt", "text", "what the pictures should not show", ""),
         Parameter("model", "choice", "which of the models draws", models[0], choices=models),
-        Parameter("num_samples", "integer", "how many pictures", 1, 1, limits.max_pictures),
+        Parameter("num_samples", "integer", "how many pictures", 1, 1, max_pictures),
         Parameter("seed", "integer", "the same seed and prompt give the same pictures", 23, 0, MAX_SEED),
         Parameter("width", help="pixels; by default as trained", **pixels),
         Parameter("height", help="pixels; by default as trained", **pixels),
         Parameter("num_inference_steps", "integer", "steps of the sampler; by default the model's", None, 1,
-                  limits.max_steps),
+                  max_steps),
         Parameter("guidance_scale", "number", "how much to follow the prompt; 1: not guided; by default the model's",
                   None, 0, MOST_GUIDANCE),
         Parameter("sampler", "choice", "by default the model's", choices=SAMPLERS),
@@ -141,8 +126,7 @@ def read_request(asked: Any, parameters: tuple[Parameter, ...]) -> dict:
 
 
 def read_picture(value: Any, name: str, most_pixels: float | None = None) -> np.ndarray:
-    """uint8 [H, W, 3] of a picture in base64, with or without a data URL before it, of at most so many pixels. Raises
-    ConfigError."""
+    """uint8 [H, W, 3] of a picture in base64, or a data URL, of at most so many pixels. Raises ConfigError."""
     if not isinstance(value, str):
         raise ConfigError(f"{name} is not text; send a PNG or JPEG file in base64")
     try:
@@ -163,7 +147,3 @@ def cut(value: Any) -> str:
     except ValueError:  # a number of more digits than Python writes
         return "of thousands of digits"
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-
-
-def _plain(number: float) -> str:
-    return str(number) if isinstance(number, int) else f"{number:g}"

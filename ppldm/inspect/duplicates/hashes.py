@@ -1,35 +1,29 @@
 """Perceptual hashes of pictures: 64 bits that hardly change when a picture is resized or compressed again.
 
-The hash is the DCT hash known as pHash (Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash
-Functions"): grey, shrunk to 32 x 32, the 8 x 8 lowest frequencies of its DCT, each a bit: above their median or not.
-A crop moves all frequencies, by some 10 bits for a twentieth of the sides. So nine crops of every picture are hashed
-too, the middle and what lies at each side and corner: a cropped copy is near to one of them. The mirrored picture has
-the same frequencies, the odd horizontal ones with the other sign.
+The hash is pHash (Zauner 2010, "Implementation and Benchmarking of Perceptual Image Hash Functions"): grey, shrunk to
+32 x 32, the 8 x 8 lowest frequencies of its DCT, each a bit: above their median or not. A crop of a twentieth of the
+sides moves some 10 bits, so nine crops of every picture are hashed too, of the middle, each side and corner. The
+mirrored picture has the same frequencies, the odd horizontal ones with the other sign: its hash is `mirrored`.
 
-Plain pictures, such as two shapes on white, have few frequencies that matter, and share hashes with strangers. So a
-thumbnail in colour decides about what is near (`look_alike`).
+A picture of one colour has no hash: all of its frequencies are noise. Plain ones, such as two shapes on white, share
+hashes with strangers, so a thumbnail in colour decides about what is near (`look_alike`).
 
-Laws. The hash of a mirrored picture is `mirrored` of the picture, but for bits at the median. A picture without
-structure, of one colour, has no hash: all of its frequencies are noise.
-
-Hashes of rows are kept by spans of parts, so that each picture is decoded once for every question that is asked of it.
 OUT/hashes holds a parquet file for each span of up to 1,000 rows, finished or absent, which says what it was made of:
-where the part has changed, it is made again.
+each picture is decoded once for every question that is asked of it, and again where the part has changed.
 
     sha256 binary[32]           of the image file
     hash, mirrored int64        `hash_picture`; missing for pictures without structure
     crops list<int64>           nine of each
     thumbnail binary            16 x 16 x 3 bytes of each that has a hash
     pixels int64                width x height as shown
-    caption_chars int32
-    key string                  of the row's metadata, where it has one
+    caption_chars int32, key string (of the metadata, where it has one)
     reason string               why the row cannot be used; then there is nothing else
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from json import dumps
@@ -40,7 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from ...data.images.decode import decode_pixels, image_size
+from ...data.images import decode_pixels, image_size
 from ...utils.errors import RowError
 from ...utils.files import atomic_write
 from ..parts import Span, open_rows
@@ -92,10 +86,7 @@ class Hashed:
 
 def hash_picture(image: bytes) -> tuple[np.ndarray, np.ndarray] | None:
     """(int64 [NUM_HASHES]: of an encoded image, of it mirrored, of its crops; uint8 [16, 16, 3]: its thumbnail); None
-    where it has no structure.
-
-    Raises RowError "image" where it cannot be decoded.
-    """
+    where it has no structure. Raises RowError "image" where it cannot be decoded."""
     square = Image.fromarray(decode_pixels(image)).resize((_SIDE, _SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
     small = np.asarray(square.convert("L"), np.float32)
     if small.std() < _FLAT:
@@ -106,7 +97,9 @@ def hash_picture(image: bytes) -> tuple[np.ndarray, np.ndarray] | None:
     whole = blocks[_ALL, :, _ALL]
     mirror = np.where(np.arange(_FREQUENCIES) % 2, -1, 1)
     hashes = np.stack([whole, whole * mirror, *(blocks[down, :, across] for down, across in _CROPS)])
-    return _to_bits(hashes), thumbnail
+    values = hashes.reshape(len(hashes), -1)
+    bits = values > np.median(values[:, 1:], axis=1, keepdims=True)  # the first is the mean
+    return np.packbits(bits, axis=1).view(">i8").astype(np.int64).ravel(), thumbnail
 
 
 def look_alike(one: np.ndarray, other: np.ndarray, mirrored: bool, crops: bool) -> np.ndarray:
@@ -122,13 +115,6 @@ def look_alike(one: np.ndarray, other: np.ndarray, mirrored: bool, crops: bool) 
             for shown in (cut, cut[:, :, ::-1])[: 1 + mirrored]:
                 alike |= np.sqrt(((shown - second) ** 2).mean(axis=(1, 2, 3))) <= limit
     return alike
-
-
-def _to_bits(blocks: np.ndarray) -> np.ndarray:
-    """float [N, 8, 8] to int64 [N]."""
-    values = blocks.reshape(len(blocks), -1)
-    bits = values > np.median(values[:, 1:], axis=1, keepdims=True)  # the first is the mean
-    return np.packbits(bits, axis=1).view(">i8").astype(np.int64).ravel()
 
 
 @lru_cache(maxsize=1)
@@ -154,25 +140,14 @@ def hash_span(span: Span, folder: Path) -> Path:
     path = folder / f"{name}-{span.start:09}.parquet"
     with closing(open_rows(part)) as rows:
         key = dumps([_VERSION, part.source.format, part.source.layout, list(rows.identity), span.start, span.stop])
-        if _read_key(path) != key.encode():
-            found = [_hash_row(rows, row) for row in range(span.start, span.stop)]
-            table = pa.Table.from_pylist(found, _SCHEMA.with_metadata({_KEY: key}))
-            with atomic_write(path) as file:
-                pq.write_table(table, file)
+        with suppress(FileNotFoundError, pa.ArrowInvalid):
+            if (pq.read_schema(path).metadata or {}).get(_KEY) == key.encode():
+                return path
+        found = [_hash_row(rows, row) for row in range(span.start, span.stop)]
+    table = pa.Table.from_pylist(found, _SCHEMA.with_metadata({_KEY: key}))
+    with atomic_write(path) as file:
+        pq.write_table(table, file)
     return path
-
-
-def read_digests(table: pa.Table) -> np.ndarray:
-    """uint64 [rows]: the first 64 bits of each sha256, 0 where there is none."""
-    column = table["sha256"].combine_chunks().fill_null(bytes(32))
-    return np.frombuffer(column.buffers()[1], ">u8").reshape(-1, 4)[column.offset :][: len(column), 0].astype(np.uint64)
-
-
-def _read_key(path: Path) -> bytes | None:
-    try:
-        return (pq.read_schema(path).metadata or {}).get(_KEY)
-    except (FileNotFoundError, pa.ArrowInvalid):
-        return None
 
 
 def _hash_row(rows, number: int) -> dict:

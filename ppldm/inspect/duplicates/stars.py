@@ -2,38 +2,39 @@
 
 Rows of the same file are one node; nodes are numbered by rank, the best first. From the best node on, each is kept
 unless it is near to a better one that is kept. So no two kept nodes are near each other, and every other one is near to
-the one that stands for it. (Components would also join a chain: a near b near c, with a far from c, so that one
-picture would stand for others that are not like it. How many such chains there are is counted.)
+the one that stands for it. (Components would also join a chain, so that one picture would stand for others that are not
+like it. How many such chains there are is counted.)
 
-What is found is a table, a row for every row of the filelists, in their order:
+By embeddings, pictures are near whose cosine similarity, by a network of `ppldm embed`, is at least a bound. That is
+exact, in rows x kept x dim multiplications, without a list of pairs; the embeddings are held, 2 bytes a number.
 
-OUT/labels.parquet
+OUT/labels.parquet, a row for every row of the filelists, in their order
     part string, row int32      where it is; rows count from 0 in each part
     key string                  of its metadata, where it has one
     sha256 binary[32]           of the image file; missing where it cannot be read
-    cluster int64               the same for copies: the number, through all rows, of the one that is kept; missing
-                                for rows without copies and for those that cannot be read
+    cluster int64               of copies, the number, through all rows, of the one that is kept; missing for others
     kept bool                   missing for rows that cannot be read
-    distance int8               bits between its hash and that of the kept one, 0 for the kept one; by embeddings,
+    distance int8               bits between its hash and the kept one's, 0 for the kept one; by embeddings,
                                 hundredths of 1 - cosine similarity
-    same_file bool              whether its image file is that of the kept one, byte for byte
+    same_file bool              whether its image file equals the kept one's, byte for byte
 OUT/duplicates.jsonl            the key of every row that is not kept, as `ppldm forget --entries` takes it
 """
 
 import json
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
-from ...utils.errors import ConfigError
+from ...utils.errors import ConfigError, DataError
 from ...utils.files import atomic_write, read_json
+from ...utils.log import progress
 from ...utils.text import NOT_UTF8
+from ..parts import Indexed, open_rows
 from .hashes import Hashed
 
 KEEP_RULES = ("largest", "longest_caption", "first")
@@ -49,12 +50,13 @@ _SCHEMA = pa.schema(
         "same_file": pa.bool_(),
     }
 )
+_BLOCK, _KEPT_AT_ONCE = 1024, 16384
+HUNDREDTHS = 100  # distances are 1 - similarity in hundredths, which fit the labels
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """`of_rows`: int32 [rows], each row's node, -1 for one that cannot be used. `rows`: int64 [nodes], the best row of
-    each."""
+    """`of_rows`: int32 [rows], each row's node, -1 for an unusable one. `rows`: int64 [nodes], the best row of each."""
 
     of_rows: np.ndarray
     rows: np.ndarray
@@ -89,10 +91,8 @@ def make_nodes(ranked: np.ndarray, usable: np.ndarray, digests: np.ndarray) -> N
 def choose_stars(
     num_nodes: int, better: np.ndarray, worse: np.ndarray, bits: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(int32 [nodes], the kept node that stands for each, itself where it is kept; int8 [nodes], its bits from that).
-
-    better, worse, bits: near pairs of nodes, `better` having the lower number, each once.
-    """
+    """(int32 [nodes], the kept node that stands for each, itself where it is kept; int8 [nodes], its bits from that) of
+    near pairs of nodes, each once, `better` having the lower number."""
     undecided, kept = np.ones(num_nodes, bool), np.zeros(num_nodes, bool)
     left_better, left_worse = better, worse
     while undecided.any():
@@ -115,6 +115,9 @@ def choose_stars(
 
 def count_chains(star: np.ndarray, better: np.ndarray, worse: np.ndarray) -> int:
     """Components of near nodes that more than one star was made of."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     size = len(star)
     count, component = connected_components(coo_array((np.ones(len(better), bool), (better, worse)), (size, size)))
     kept = star == np.arange(size)
@@ -138,8 +141,7 @@ class Labels:
 
 
 def make_labels(of_rows: np.ndarray, best: np.ndarray, star, distance, digests: np.ndarray) -> Labels:
-    """Labels of rows. of_rows: node of each row, -1 for none; best: the best row of each node; star, distance: of
-    nodes; digests: of rows."""
+    """Labels of rows. of_rows: each row's node, -1 for none; best: each node's best row; digests: of rows."""
     usable = of_rows >= 0
     cluster = np.where(usable, best[star[of_rows]], -1)
     sizes = np.bincount(cluster[usable], minlength=len(of_rows))
@@ -149,7 +151,6 @@ def make_labels(of_rows: np.ndarray, best: np.ndarray, star, distance, digests: 
 
 
 def write_labels(out: Path, hashed: Iterable[Hashed], labels: Labels) -> None:
-    """Write both files of all rows."""
     sources = {}
     with (
         atomic_write(out / "labels.parquet") as file,
@@ -187,3 +188,63 @@ def _place_of(part: Path, sources: dict[Path, dict[str, str]]) -> str:
         sources[data] = {Path(entry["path"]).name: entry.get("source", "") for entry in parts}
     source = sources[data].get(part.name, "")
     return f"{source}/" if source not in ("", ".") and not source.startswith("*") else ""
+
+
+def read_embeddings(folder: Path, indexed: Indexed) -> np.ndarray:
+    """float16 [rows, dim] of all rows, of length 1, or zeros where there is none. Raises ConfigError, DataError."""
+    told = read_json(folder / "embeddings.json")
+    if told is None:
+        raise ConfigError(
+            f"--embeddings {folder} has no embeddings.json; name a folder that `ppldm embed` has finished"
+        )
+    files = {tuple(part["identity"]): part for part in told["parts"]}
+    found = np.zeros((indexed.num_rows, told["dim"]), np.float16)
+    start = 0
+    for part, rows in indexed.rows.items():
+        with closing(open_rows(part)) as opened:
+            known = files.get(tuple(opened.identity))
+        if known is None:
+            raise DataError(f"--embeddings {folder} are not of {part.path} as it is now; run `ppldm embed` again")
+        found[start : start + rows] = np.load(folder / known["file"])
+        start += rows
+    return found
+
+
+def find_stars(embeddings: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
+    """(int32 [nodes], the kept node that stands for each, itself where it is kept; int8 [nodes], its distance from that
+    in hundredths) of embeddings [nodes, dim] of length 1, the best node first. A node is kept unless its similarity to
+    a better one that is kept is at least `least`; it goes to the most similar of these, of equals to the best."""
+    count = len(embeddings)
+    star, nearest = np.arange(count, dtype=np.int32), np.ones(count, np.float32)
+    kept = np.zeros(0, np.int32)
+    with progress(total=count, desc="comparing", unit="row", delay=3) as bar:
+        for start in range(0, count, _BLOCK):
+            block = embeddings[start : start + _BLOCK].astype(np.float32)
+            best, where = _compare(block, embeddings, kept)
+            among = block @ block.T
+            is_kept = np.zeros(len(block), bool)
+            for i in range(len(block)):
+                if is_kept[:i].any():
+                    own = np.where(is_kept[:i], among[i, :i], -1)
+                    j = int(own.argmax())
+                    if own[j] > best[i]:
+                        best[i], where[i] = own[j], start + j
+                is_kept[i] = best[i] < least
+            dropped = np.flatnonzero(~is_kept)
+            star[start + dropped], nearest[start + dropped] = where[dropped], best[dropped]
+            kept = np.concatenate([kept, start + np.flatnonzero(is_kept).astype(np.int32)])
+            bar.update(len(block))
+    return star, np.clip(np.rint(HUNDREDTHS * (1 - nearest)), 0, HUNDREDTHS).astype(np.int8)
+
+
+def _compare(block: np.ndarray, embeddings: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(similarity of each row of a block to the most similar kept node, which that is); -1 where none is kept."""
+    best, where = np.full(len(block), -1, np.float32), np.zeros(len(block), np.int32)
+    for first in range(0, len(kept), _KEPT_AT_ONCE):
+        chunk = kept[first : first + _KEPT_AT_ONCE]
+        found = block @ embeddings[chunk].astype(np.float32).T
+        j = found.argmax(axis=1)
+        similarity = found[np.arange(len(block)), j]
+        better = similarity > best
+        best[better], where[better] = similarity[better], chunk[j[better]]
+    return best, where

@@ -15,13 +15,9 @@ _MOMENTUM = 0.9  # of a batch norm's statistics, as PyTorch and Paddle have it
 
 class QuantisedObjective(AutoencoderObjective):
     """As its base, with the loss of the code book in place of the KL divergence (van den Oord et al. 2017,
-    arXiv:1711.00937, equation 3): of the squared error between latents and the codes nearest to them, the codes learn
-    from all and the latents from a quarter, and the decoder's gradients go through to the latents.
-
-    The norm that ends the encoder has the running mean and variance of the updates before, and never those of the
-    batch: what is learned of a picture depends on no other, nor on how a batch is split. Each update moves them by a
-    tenth of what all its pictures have.
-    """
+    arXiv:1711.00937, equation 3): codes learn from all of it, latents from a quarter, and the decoder's gradients pass
+    through. The norm that ends the encoder has running statistics of the updates before, which move by a tenth each
+    update."""
 
     network = "vqgan"
     scale = "scale_factor"
@@ -38,9 +34,8 @@ class QuantisedObjective(AutoencoderObjective):
         return self.vqgan.down_blocks[-1][1]
 
     @property
-    def last_weight(self):
-        """Of the decoder's last layer."""
-        return self.vqgan.out_block[0].weight
+    def last_layer(self):
+        return self.vqgan.out_block[0]
 
     def scale_of(self, std: float) -> float:
         """Latents are divided by it."""
@@ -71,7 +66,6 @@ class QuantisedObjective(AutoencoderObjective):
         self._seen = paddle.concat([count, values.sum(1), values.square().sum(1)])
 
     def forward(self, pixel_values) -> Loss:
-        """The loss of pictures."""
         loss = super().forward(pixel_values)
         if not self.training:
             return loss

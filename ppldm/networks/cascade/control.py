@@ -1,12 +1,8 @@
-"""A frozen stage C that is led by a control image, as Stable Cascade's published trainer does it.
+"""A frozen stage C that is led by a control image, as Stable Cascade's published trainer does it: a batch has, beside
+what `stages` says, control [B, K, H, W] uint8.
 
-A batch is that of stage C (`stages`), with
-
-    control       [B, K, H, W] uint8, the control images, 0 .. 255
-
-What is trained is a small network beside stage C, and no copy of it: a backbone, and for each of some residual blocks
-of stage C two 1x1 convolutions, the second of which starts at zero, so that a new one changes nothing. What they give
-is added before those blocks.
+A small network is trained beside stage C, and no copy of it: a backbone, and for each of some residual blocks of stage
+C two 1x1 convolutions, the second of which starts at zero. What they give is added before those blocks.
 """
 
 import paddle
@@ -16,9 +12,8 @@ from ppdiffusers.configuration_utils import ConfigMixin, register_to_config
 from ppdiffusers.models.modeling_utils import ModelMixin
 from ppdiffusers.pipelines.wuerstchen.modeling_wuerstchen_common import WuerstchenLayerNorm
 
-from ..build import make_network
+from ..build import init_like_pytorch, make_network
 from ..configs import EFFNET_FACTOR
-from ..init import init_like_pytorch
 from ..model import Component, Loss
 from .effnet import make_backbone
 from .stages import CascadePriorModel
@@ -41,12 +36,9 @@ class _ResBlock(nn.Layer):
 
 
 class CascadeControlNet(ModelMixin, ConfigMixin):
-    """Names and shapes of parameters are the published ones.
-
-    bottleneck: what the backbone is. `effnet`: EfficientNetV2-S, of pixels (`make_backbone`); `simple`: two 3x3
-    convolutions; `large`: 1x1 convolutions to the widths `large_channels` with `large_layers` residual blocks before
-    the last. blocks: the numbers of residual blocks of stage C, of `projection_channels` channels.
-    """
+    """With the published names and shapes. bottleneck: the backbone, `effnet`: EfficientNetV2-S, of pixels; `simple`:
+    two 3x3 convolutions; `large`: 1x1 convolutions to `large_channels` with `large_layers` residual blocks before the
+    last. blocks: the numbers of residual blocks of stage C, of `projection_channels` channels."""
 
     @register_to_config
     def __init__(
@@ -86,16 +78,14 @@ class CascadeControlNet(ModelMixin, ConfigMixin):
         )  # fmt: skip
 
     def forward(self, seen) -> dict:
-        """What is added before each of `blocks`, by its number, [B, projection_channels, h', w'], for what the network
-        sees of a control image, [B, conditioning_channels, h, w]."""
+        """What is added before each of `blocks`, by its number, [B, projection_channels, h', w']."""
         seen = self.backbone(seen)
         projected = (projection(seen) for projection in self.projections)
         return dict(zip(self.config.blocks, projected, strict=True))
 
 
 class ControlledPriorModel(CascadePriorModel):
-    """All frozen but `controlnet`, which is all that a checkpoint holds. Without a control image it is the prior, which
-    drops nothing out, whatever mode is set: as published, it is in evaluation mode though gradients pass through it."""
+    """All frozen but `controlnet`. As published, the prior drops nothing out though gradients pass through it."""
 
     def __init__(self, *parts, **named):
         super().__init__(*parts, **named)
@@ -105,14 +95,12 @@ class ControlledPriorModel(CascadePriorModel):
 
     @property
     def networks(self) -> dict[str, Component]:
-        """Of the prior, frozen; and the control network."""
         base = super().networks
         prior = Component(self.prior, trained=False, recompute=base["prior"].recompute, adapted=True)
         return {**base, "prior": prior, "controlnet": Component(self.controlnet, True, "controlnet")}
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        """What is frozen."""
         return tuple(name for name in self.networks if name != "controlnet")
 
     def seen(self, control):
@@ -130,14 +118,12 @@ class ControlledPriorModel(CascadePriorModel):
         return super().denoise(noisy, timesteps, **condition, control=added)
 
     def forward(self, control, **batch) -> Loss:
-        """The `denoising_loss` of the pictures' latents."""
         return super().forward(**batch, control=control)
 
 
 @paddle.no_grad()
 def new_controlnet(effnet: nn.Layer, config: dict, seed: int) -> CascadeControlNet:
-    """A control network that changes nothing yet. A backbone `effnet` starts as that of a trained EfficientNet, its
-    first layer with zeros for further channels; all else as PyTorch draws it."""
+    """One that changes nothing yet; a backbone `effnet` starts as that of a trained EfficientNet, and zeros."""
     made = init_like_pytorch(make_network("cascade_controlnet", config), seed, salt=28)
     if config["bottleneck"] == "effnet":
         for name, value in effnet.backbone.state_dict().items():

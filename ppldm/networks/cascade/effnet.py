@@ -1,9 +1,8 @@
 """What Stable Cascade makes of a picture before its prior sees it: EfficientNetV2-S (arXiv:2104.00298, table 4) without
 its classifier, and a 1x1 convolution to 16 channels whose mean and variance are 0 and 1.
 
-Of 1024 pixels a side it is given 768, and gives 24: the "f42" of the latents is 1024 / 24. Layers are named as
-torchvision's, so that the released weights fit; batch norms have Paddle's names. They use their running statistics
-always. Its activation is SiLU, by its other name: below -88 the gradient of Paddle 3.3's `silu` is not a number.
+Layers are named as torchvision's; batch norms have Paddle's names and always use their running statistics. Its
+activation is SiLU, by its other name: below -88 the gradient of Paddle 3.3's `silu` is not a number.
 """
 
 import paddle
@@ -42,8 +41,7 @@ class _Squeeze(nn.Layer):
 
 
 class _Block(nn.Layer):
-    """An inverted bottleneck, added to its input where that has its shape. Fused: one convolution widens and mixes
-    places; else the second is depthwise, and channels are weighed."""
+    """An inverted bottleneck, added to its input where it fits. Fused: one convolution widens and mixes places."""
 
     def __init__(self, channels: int, out_channels: int, fused: bool, expand: int, stride: int):
         super().__init__()
@@ -65,9 +63,8 @@ class _Block(nn.Layer):
 
 
 def make_backbone(stage_channels, stage_layers, channels: int = RGB) -> nn.Sequential:
-    """[B, channels, H, W] to [B, stage_channels[-1], H / 32, W / 32]. stage_channels: of the first convolution, the
-    stages and the last. stage_layers: how many blocks each has. As in the published trainer, the first convolution of
-    another picture than one of red, green and blue pads nothing."""
+    """[B, channels, H, W] to [B, stage_channels[-1], H / 32, W / 32], with blocks by `stage_layers`. As in the
+    published trainer, the first convolution of another picture than one of red, green and blue pads nothing."""
     layers = [_convolve(channels, stage_channels[0], 3, 2, padding=1 if channels == RGB else 0)]
     widths = zip(stage_channels[:-2], stage_channels[1:-1], stage_layers, _STAGES, strict=True)
     for own, out_channels, depth, (fused, expand, stride) in widths:

@@ -1,31 +1,17 @@
 """Stages C and B of Stable Cascade as they are trained: C draws the small latents of a picture by its caption, B those
-of stage A by these small latents.
+of stage A by these. A batch (`families.cascade`), on a grid h, w of H / 32 for stage C, of H / 4 for stage B:
 
-A batch (`families.cascade_prior`, `families.cascade_decoder` say how it is made) carries everything that is random:
-
-    pixel_values     [B, 3, H, W] uint8, RGB in 0 .. 255
+    pixel_values     [B, 3, H, W] uint8; or for C `moments` and `uncached` as in `latent_diffusion`
     input_ids        [B, L] int64
     text_embeddings  [B, L + 1, D] float32, computed ahead: what the text encoder makes of these (`embed_captions`)
     timesteps        [B] int64 in 0 .. num_levels - 1 of the process
-    noise            of C [B, C, H / 32, W / 32] float32; of B [B, C, H / 4, W / 4], `data.inputs.Pyramid`
+    noise            [B, C, h, w] float32; of B `data.inputs.Pyramid`
+    clip_image       [B] float32, uniform in 0 .. 1, of C with an image encoder: whether it is told of the picture
+    effnet_resize    [B] float32, uniform in 0 .. 1, of B: at which size the EfficientNet sees the picture
+    effnet_drop      [B] float32, uniform in 0 .. 1, of B: whether the network is told what that saw
 
-of C, without an image encoder, in place of pixels
-
-    moments          [B, 2, C, H / 32, W / 32] float32, the small latents of the picture and zeros, computed ahead; with
-    uncached         as in `latent_diffusion`
-
-of C, with an image encoder, which takes pictures of any size,
-
-    clip_image       [B] float32, uniform in 0 .. 1: whether the network is told of the picture
-
-and of B
-
-    effnet_resize    [B] float32, uniform in 0 .. 1: at which size the EfficientNet sees the picture
-    effnet_drop      [B] float32, uniform in 0 .. 1: whether the network is told what that saw
-
-As in the published trainers, C is told of the picture for 10 % of the samples, and else zeros, without an image encoder
-always zeros; the EfficientNet sees a picture of B at 0.5 to 1 times its sides, and for 10 % of the samples its latents
-are zeros.
+As in the published trainers, C is told of the picture for 10 % of the samples, and else zeros; the EfficientNet sees a
+picture of B at 0.5 to 1 times its sides, and for 10 % of the samples its latents are zeros.
 """
 
 from dataclasses import replace
@@ -39,7 +25,8 @@ from ...diffusion.process import Process
 from ...utils.pictures import bicubic_filter
 from ..configs import EFFNET_FACTOR
 from ..denoising import DenoisingModel
-from ..encoders import projected_caption, split_caption
+from ..encoders import projected_caption
+from ..latent_diffusion import PICTURES
 from ..model import Component, Loss
 from .unet import resize
 
@@ -49,8 +36,7 @@ _SMALLEST, _DROPPED = 0.5, 0.1  # of stage B: the smallest share of the sides, a
 
 
 class CascadeModel(DenoisingModel):
-    """What both stages have: a frozen EfficientNet and a frozen CLIP text encoder with a projection beside the network
-    that is trained. end_id: of the token that ends a caption."""
+    """Both stages: a frozen EfficientNet and text encoder beside what is trained. end_id: of a caption's last token."""
 
     caption_encoder = "text_encoder"
     end_id: int
@@ -77,10 +63,9 @@ class CascadeModel(DenoisingModel):
             return self.effnet(pixel_values.astype("float32") / 255.0)
 
     def embed_captions(self, input_ids, text_embeddings=None):
-        """`projected_caption` of [B, L] int64, or of `text_embeddings` [B, L + 1, D], which is it, joined. There are
-        gradients only of tokens that are trained."""
+        """`projected_caption` of [B, L] int64, or of `text_embeddings` [B, L + 1, D], which is it, joined."""
         if text_embeddings is not None:
-            return split_caption(text_embeddings, self.text_encoder.config.projection_dim)
+            return text_embeddings[:, :-1], text_embeddings[:, -1:, : self.text_encoder.config.projection_dim]
         return projected_caption(self.text_encoder, input_ids, self.end_id)
 
     def denoise(self, noisy, timesteps, **condition):
@@ -97,8 +82,7 @@ class CascadeModel(DenoisingModel):
 
 
 class CascadePriorModel(CascadeModel):
-    """Stage C. The state dict has the prefixes `effnet.`, `text_encoder.`, `prior.` and, where there is one,
-    `image_encoder.`."""
+    """Stage C. Its state has the prefixes `effnet.`, `text_encoder.`, `prior.` and, with one, `image_encoder.`."""
 
     autoencoder = "effnet"
     denoiser_name = "prior"
@@ -122,7 +106,6 @@ class CascadePriorModel(CascadeModel):
 
     @property
     def networks(self) -> dict[str, Component]:
-        """The frozen ones, and the network that is trained."""
         recompute = self.prior.enable_gradient_checkpointing
         own = {} if self.image_encoder is None else {"image_encoder": Component(self.image_encoder, trained=False)}
         return {**self.frozen, **own, "prior": Component(self.prior, True, "prior", recompute=recompute)}
@@ -139,8 +122,7 @@ class CascadePriorModel(CascadeModel):
 
     @paddle.no_grad()
     def drawn_pictures(self, pixel_values, clip_image):
-        """What the network is told of pictures [B, 3, H, W] uint8: [B, 1, I] float32, zeros but where `clip_image` says
-        so."""
+        """What the network is told of pictures: [B, 1, I] float32, zeros but where `clip_image` says so."""
         told = paddle.zeros([len(pixel_values), 1, self.prior.config.clip_image_in_channels])
         kept = (clip_image < _TOLD).nonzero().flatten()
         if len(kept):
@@ -156,30 +138,18 @@ class CascadePriorModel(CascadeModel):
 
     @paddle.no_grad()
     def decode(self, latents):
-        """Latents [B, C, h, w], whose variance is about 1, as something to look at, [B, 3, 32 h, 32 w] in -1 .. 1:
-        their first three channels as red, green and blue."""
+        """Latents of variance 1 as something to look at, [B, 3, 32 h, 32 w] in -1 .. 1: three channels as colours."""
         shown = (latents[:, :3].astype("float32") / 3.0).clip(-1.0, 1.0)
         return F.interpolate(shown, scale_factor=EFFNET_FACTOR, mode="nearest")
 
-    def forward(
-        self,
-        input_ids,
-        timesteps,
-        noise,
-        text_embeddings=None,
-        pixel_values=None,
-        moments=None,
-        uncached=None,
-        input_noise=None,
-        clip_image=None,
-        **lead,
-    ) -> Loss:
-        """The `denoising_loss` of the pictures' latents. lead: of a subclass that is led by pictures."""
-        pictures = {"pixel_values": pixel_values, "moments": moments, "uncached": uncached}
-        latents = self.latents(**{name: one for name, one in pictures.items() if one is not None})
+    def forward(self, input_ids, timesteps, noise, text_embeddings=None, input_noise=None, clip_image=None, **lead):
+        """The `denoising_loss` of the pictures' latents. lead: these, and what leads a subclass."""
+        pictures = {name: lead.pop(name) for name in PICTURES if name in lead}
+        latents = self.latents(**pictures)
         condition = self.condition(input_ids, text_embeddings) | lead
         if clip_image is not None:
-            condition["clip_img"] = self.drawn_pictures(pixel_values, clip_image).astype(condition["clip_img"].dtype)
+            told = self.drawn_pictures(pictures["pixel_values"], clip_image)
+            condition["clip_img"] = told.astype(condition["clip_img"].dtype)
         return self.loss_under(condition, latents, timesteps, noise, input_noise)
 
 
@@ -190,20 +160,17 @@ def embed_pictures(image_encoder: nn.Layer, pixels):
 
 
 def clip_pixels(pixels, side: int):
-    """[B, 3, H, W] in 0 .. 255 to float32 [B, 3, side, side], as CLIP takes it: the shorter side resized by a bicubic
-    filter that does not alias, the middle of that, normalised."""
+    """[B, 3, H, W] in 0 .. 255 to float32 [B, 3, side, side] as CLIP takes it: resized, its middle, normalised."""
     height, width = pixels.shape[2:]
     shorter = min(height, width)
     with paddle.amp.auto_cast(enable=False):
-        rows, columns = (_middle(old, side * old // shorter, side) for old in (height, width))
+        filters = []
+        for old in (height, width):  # the middle `side` of the numbers that a line is resized to
+            first = round((side * old // shorter - side) / 2)
+            filters.append(paddle.to_tensor(bicubic_filter(old, side * old // shorter)[first : first + side]))
+        rows, columns = filters
         mean, std = (paddle.to_tensor(one, "float32").reshape([3, 1, 1]) for one in (_MEAN, _STD))
         return (rows @ (pixels.astype("float32") / 255.0) @ columns.T - mean) / std
-
-
-def _middle(old: int, new: int, side: int):
-    """float32 [side, old]: the middle `side` of the `new` numbers that a line of `old` is resized to."""
-    first = round((new - side) / 2)
-    return paddle.to_tensor(bicubic_filter(old, new)[first : first + side])
 
 
 class CascadeDecoderModel(CascadeModel):
@@ -223,7 +190,6 @@ class CascadeDecoderModel(CascadeModel):
 
     @property
     def networks(self) -> dict[str, Component]:
-        """The frozen ones, stage A in float32, and the network that is trained."""
         recompute = self.decoder.enable_gradient_checkpointing
         return {
             **self.frozen,
@@ -245,8 +211,7 @@ class CascadeDecoderModel(CascadeModel):
 
     @paddle.no_grad()
     def latents(self, pixel_values):
-        """What the network learns to draw of [B, 3, H, W] uint8: what stage A makes of it, not quantised, over its
-        scale factor; [B, C, H / 4, W / 4] float32, outside autocast."""
+        """What stage A makes of [B, 3, H, W] uint8, not quantised, over its scale factor; float32 outside autocast."""
         with paddle.amp.auto_cast(enable=False):
             return self.vqgan.encode(pixel_values.astype("float32") / 255.0).latents / self.scale_factor
 
@@ -259,11 +224,8 @@ class CascadeDecoderModel(CascadeModel):
 
     @paddle.no_grad()
     def drawn_small_latents(self, pixel_values, effnet_resize, effnet_drop, grid):
-        """What the network is told of [B, 3, H, W] uint8: small latents at drawn sizes, or zeros, on its `grid` (h, w).
-
-        A picture is resized to multiples of 32 pixels, of each the nearest before it. What embeds the latents looks at
-        one place at a time, so that they may be brought to one grid before it.
-        """
+        """What the network is told of [B, 3, H, W] uint8: small latents of pictures at drawn sizes, multiples of 32
+        pixels, or zeros, brought to its `grid` (h, w): what embeds them looks at one place at a time."""
         shares, found = (_SMALLEST + (1.0 - _SMALLEST) * effnet_resize).tolist(), []
         for picture, share, dropped in zip(pixel_values, shares, (effnet_drop < _DROPPED).tolist(), strict=True):
             if dropped:

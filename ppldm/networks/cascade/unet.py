@@ -1,9 +1,7 @@
-"""Stable Cascade's network of both stages (Würstchen, arXiv:2306.00637): C draws small latents of a picture by its
-caption, B the latents of the autoencoder by those.
+"""Stable Cascade's network of both stages (Würstchen, arXiv:2306.00637).
 
-Settings, names and shapes of parameters are those of diffusers' StableCascadeUNet, so that weights go both ways.
-Pictures are [B, C, h, w]; every norm is over the channels of a place, and learns nothing. What ppdiffusers' Würstchen
-has of it is taken from there.
+Settings, names and shapes of parameters are those of diffusers' StableCascadeUNet. Pictures are [B, C, h, w]; every
+norm is over the channels of a place, and learns nothing.
 """
 
 import math
@@ -39,8 +37,7 @@ def resize(picture, size):
 
 
 class ResBlock(nn.Layer):
-    """ConvNeXt-V2's block (arXiv:2301.00808): a depthwise convolution, then an MLP at each place, to which the output
-    of the way down, of `skip` channels, is appended."""
+    """ConvNeXt-V2's (arXiv:2301.00808): depthwise, then an MLP at each place, with `skip` channels of the way down."""
 
     def __init__(self, channels: int, skip: int = 0, kernel_size: int = 3, dropout: float = 0.0):
         super().__init__()
@@ -159,8 +156,7 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         )
 
     def _add_way(self, way: str, levels, depths, repeats) -> None:
-        """The levels of one way, in its order: `<way>_blocks`, `_repeat_mappers`, and what joins it to the level above
-        (`down_downscalers`, `up_upscalers`)."""
+        """The levels of one way, in its order: their blocks, mappers, and what joins each to the level above."""
         widths = self.config.block_out_channels
         blocks, scalers, mappers = nn.LayerList(), nn.LayerList(), nn.LayerList()
         for level, depth, times in zip(levels, depths, repeats, strict=True):
@@ -220,13 +216,10 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         crp=None,
         control=None,
     ):
-        """The prediction [B, D, h, w] for noisy latents `sample` [B, C, h, w].
-
-        timestep_ratio, sca, crp: float32 [B] in 0 .. 1; None of the latter two stands for zeros. clip_text_pooled:
-        [B, 1, P]; clip_text [B, L, T] and clip_img [B, n, I]: taken only together. effnet: [B, E, h', w'], pixels:
-        [B, 3, h'', w''] at any size; without effnet nothing is added, without pixels those of zeros. control: by the
-        number of a residual block, in the order of their use, what is added before it, [B, C', h', w'] at any size.
-        """
+        """The prediction [B, D, h, w] for noisy latents `sample` [B, C, h, w]. timestep_ratio, sca, crp: float32 [B] in
+        0 .. 1, by default zeros. clip_text_pooled: [B, 1, P]; clip_text [B, L, T], clip_img [B, n, I]: only together.
+        effnet: [B, E, h', w'], pixels: [B, 3, h'', w'']; without, nothing, and zeros, are added. control: by the number
+        of a residual block, in order, what is added before it, [B, C', h', w']."""
         further = {"sca": sca, "crp": crp}
         ratios = [timestep_ratio, *(further.get(name) for name in self.config.timestep_conditioning_type)]
         embedded = paddle.concat(
@@ -274,8 +267,7 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         return x
 
     def _embed_ratio(self, ratio):
-        """[B] to sinusoids [B, timestep_ratio_embedding_dim], sines first (arXiv:1706.03762, section 3.5). In float32:
-        half precision cannot tell angles apart."""
+        """[B] to sinusoids [B, E], sines first (arXiv:1706.03762). In float32: half cannot tell angles apart."""
         width = self.config.timestep_ratio_embedding_dim
         with paddle.amp.auto_cast(enable=False):
             rates = paddle.exp(paddle.arange(width // 2, dtype="float32") * (-math.log(_POSITIONS) / (width // 2 - 1)))

@@ -2,16 +2,13 @@
 
     patches, with positions -> mixer: light blocks over all patches -> patches are left out -> blocks -> prediction
 
-The mixer has told each patch of the others before they go, so that masking is deferred. Blocks are wider the deeper
-they are. In every second one but the last the feed-forward layer is a mixture of experts, each of which chooses the
-tokens that it has most to say of (Zhou et al. 2022, arXiv:2202.09368): of T tokens, C T / E for each of E experts with
-capacity C. Noise level and the mean of the caption change what blocks do (adaLN), and its words are attended to.
-
-Names and shapes of the parameters are those of the published code, whose tables of positions and of the value of masked
-patches are computed here. Its switches that both published sizes leave alone are not there: no biases in attention and
-feed-forward layers.
+Blocks are wider the deeper they are. In every second one but the last the feed-forward layer is a mixture of experts,
+each of which chooses its tokens (Zhou et al. 2022, arXiv:2202.09368). Noise level and the mean of the caption change
+what blocks do (adaLN), and its words are attended to. Names and shapes of the parameters are those of the published
+code, whose tables of positions and of masked patches are computed here.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -22,8 +19,6 @@ from paddle.nn import functional as F
 from ppdiffusers.configuration_utils import ConfigMixin, register_to_config
 from ppdiffusers.models.embeddings import get_timestep_embedding
 from ppdiffusers.models.modeling_utils import ModelMixin
-
-from .patches import grid_of, take_patches
 
 _EPSILON = 1e-6
 _FREQUENCIES = 512  # numbers of the sinusoids of a noise level
@@ -89,9 +84,8 @@ class MicroDiT(ModelMixin, ConfigMixin):
             module.gradient_checkpointing = value
 
     def forward(self, noisy, timesteps, hidden, kept=None):
-        """The prediction [B, C, h, w] for latents [B, C, h, w] at timesteps [B] under hidden states [B, L, D] of
-        captions. kept: [B, K] int64, the patches that the blocks see behind the mixer, None for all; the prediction is
-        0 in place of others."""
+        """The prediction [B, C, h, w] for latents at timesteps [B] under hidden states [B, L, D] of captions. kept: [B,
+        K] int64, the patches that the blocks see behind the mixer, None for all; others are predicted as 0."""
         grid = grid_of(self, noisy)
         tokens = self.x_embedder["proj"](noisy).flatten(2).transpose([0, 2, 1])
         table = positions(*grid.sides, self.config.sample_size // grid.side, self.config.dim)
@@ -114,8 +108,7 @@ class MicroDiT(ModelMixin, ConfigMixin):
 
 
 class Block(nn.Layer):
-    """Attention among tokens [B, T, width], attention to words [B, L, D'], and `mlp`. state: [B, dim], which shifts,
-    scales and gates the first and the last. inner: width of the attention among tokens."""
+    """Attention among tokens, of width `inner`, and to words, and `mlp`; state [B, dim] shifts, scales and gates."""
 
     def __init__(self, width: int, dim: int, inner: int, head_dim: int, mlp: nn.Layer):
         super().__init__()
@@ -237,8 +230,7 @@ def _round_up(number: int, step: int) -> int:
 
 
 def _attend(queries, keys, values, head_dim: int):
-    """Attention [B, T, H head_dim] of queries to keys and values [B, L, H head_dim], the first two normalised over all
-    heads."""
+    """Attention [B, T, H head_dim] to keys and values [B, L, H head_dim]; queries and keys are normalised."""
     width = queries.shape[-1]
     normal = [F.layer_norm(one, width, epsilon=_EPSILON).astype(values.dtype) for one in (queries, keys)]
     q, k, v = (one.reshape([0, 0, width // head_dim, head_dim]).transpose([0, 2, 1, 3]) for one in (*normal, values))
@@ -258,3 +250,46 @@ def positions(rows: int, columns: int, side: int, width: int) -> np.ndarray:
     across = np.broadcast_to(waves(columns)[None], (rows, columns, width // 2))
     down = np.broadcast_to(waves(rows)[:, None], (rows, columns, width // 2))
     return np.concatenate([across, down], 2).reshape(1, rows * columns, width).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The patches of latents, N of them: so many rows and columns, of side x side latents each."""
+
+    height: int
+    width: int
+    side: int
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.height, self.width
+
+    def join(self, tokens, kept):
+        """Tokens [B, K, side * side * C] of the patches `kept` (None: all of them, in order) to [B, C, h, w]."""
+        if kept is not None:
+            count = self.height * self.width
+            empty = paddle.zeros([kept.shape[0] * count, tokens.shape[2]], tokens.dtype)
+            tokens = paddle.scatter(empty, _flat(kept, count), tokens.flatten(0, 1)).reshape([kept.shape[0], count, -1])
+        apart = tokens.reshape([tokens.shape[0], self.height, self.width, self.side, self.side, -1])
+        return apart.transpose([0, 5, 1, 3, 2, 4]).flatten(4, 5).flatten(2, 3)
+
+    def split(self, latents):
+        """[B, C, h, w] to [B, N, side * side * C]: what `join` joins."""
+        apart = latents.reshape([*latents.shape[:2], self.height, self.side, self.width, self.side])
+        return apart.transpose([0, 2, 4, 3, 5, 1]).flatten(3, 5).flatten(1, 2)
+
+
+def grid_of(network: nn.Layer, latents) -> Grid:
+    """The patches that a network makes of latents [B, C, h, w]."""
+    side = network.config.patch_size
+    return Grid(latents.shape[2] // side, latents.shape[3] // side, side)
+
+
+def take_patches(tokens, kept):
+    """Those of tokens [B, N, D] whose numbers are in `kept` [B, K] int64: [B, K, D]."""
+    return tokens.flatten(0, 1).index_select(_flat(kept, tokens.shape[1])).reshape([*kept.shape, tokens.shape[2]])
+
+
+def _flat(kept, count: int):
+    return (kept + count * paddle.arange(kept.shape[0]).unsqueeze(1)).flatten()

@@ -1,10 +1,4 @@
-"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and micro_diffusion's MicroDiT,
-with patches left out.
-
-    UViT      UViTT2IModel: Bao et al. 2023 (arXiv:2209.12152); noise level and caption are tokens beside the patches
-    DiT       Transformer2DModel: Peebles and Xie 2023 (arXiv:2212.09748) as PixArt-alpha has it, Chen et al. 2023
-              (arXiv:2310.00426): the caption is attended to, and one adaLN is shared by all blocks
-    MicroDiT  of `microdit`
+"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and micro_diffusion's MicroDiT.
 
 `transform` is the forward of all. It gives what ppdiffusers' own gives, to the bit, and takes two things more. With
 `kept`, all other patches leave the sequence once they have their positions, and in a MicroDiT once they were mixed,
@@ -23,19 +17,15 @@ from ..configs import is_uvit, table_of
 from ..encoders import token_mask
 from ..latent_diffusion import LatentDiffusionModel
 from ..model import Loss
-from .microdit import MicroDiT
-from .patches import Grid, grid_of, take_patches
+from .microdit import Grid, MicroDiT, grid_of, take_patches
 
 _MASKED = -10000.0  # added to the scores of what is not attended to, as ppdiffusers does
 _NO_SIZES = {"resolution": None, "aspect_ratio": None}
 
 
 class TransformerDiffusionModel(LatentDiffusionModel):
-    """Latent diffusion whose noise a transformer removes; the prefix of its weights is `transformer.`.
-
-    A batch may have kept_patches [B, K] int64: which of each sample's patches are trained on, in ascending order. The
-    loss and the error of a sample are then means over those. In evaluation mode none is left out.
-    """
+    """Latent diffusion whose noise a transformer removes. A batch may have kept_patches [B, K] int64, ascending: which
+    of each sample's patches are trained on, and loss and errors are means of. In evaluation mode all are."""
 
     denoiser_name = "transformer"
     words = "hidden"
@@ -51,7 +41,6 @@ class TransformerDiffusionModel(LatentDiffusionModel):
         return {"hidden": self.encode_text(input_ids, text_embeddings), "mask": mask}
 
     def predict(self, noisy, timesteps, input_ids, text_embeddings=None, kept=None):
-        """`denoise` under captions: all that is trained."""
         return self.denoise(noisy, timesteps, **self.condition(input_ids, text_embeddings), kept=kept)
 
     def forward(self, kept_patches=None, **batch) -> Loss:
@@ -93,11 +82,8 @@ def make_transformer(config: dict) -> nn.Layer:
 
 def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None):
     """Noisy latents [B, C, h, w] at timesteps [B] or [1], under hidden states [B, L, D] of captions, to a prediction
-    [B, C, h, w] in the network's precision.
-
-    mask: [B, L] int64, 0 where a DiT does not look. kept: [B, K] int64, the patches that are not left out, None for
-    all; the prediction is zeros in place of others, or where a UViT ends in a convolution what that makes of zeros.
-    """
+    [B, C, h, w]. mask: [B, L] int64, 0 where a DiT does not look. kept: [B, K] int64, the patches that are not left
+    out, None for all; in place of others are zeros, or what a last convolution makes of zeros."""
     noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
     grid = grid_of(network, noisy)
     timesteps = timesteps.expand([noisy.shape[0]])

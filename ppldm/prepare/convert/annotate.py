@@ -1,24 +1,18 @@
 """`ppldm annotate`: CSV files of picture and caption beside folders that img2dataset made.
 
 Laws. Pictures = lines + pictures skipped, by reason. A line is a file that is there, with the caption of its row.
-Captions are quoted as CSV asks (RFC 4180): commas, quotes and line breaks, a carriage return alone among them, come
-back as they were from any reader. Two things have no place in CSV files: NUL, where some readers cut the text and
-others give up, is written as U+FFFD; a lone surrogate, which UTF-8 does not have, as "?".
+Captions are quoted by RFC 4180; NUL is written as U+FFFD, a lone surrogate as "?".
 
-    FOLDER/part_1.csv                   dir,text        dir is relative to FOLDER: part_1/00000/000000000.jpg,
-                                                        with --folder-prefix P, P/part_1/00000/000000000.jpg
-    FOLDER/part_1/00000.csv             with --save-csv-per-img-folder, the same for each shard
-    FOLDER/part_1_stats.csv             with --stats, and nothing else: file_path,num_samples
-    FOLDER/NAME.csv                     where the shards lie in FOLDER itself, NAME being that of FOLDER
-
-`part_N_stats.csv` says how many samples each shard of a downloaded part has, for trainers that plan their reading by
-it. A line is a finished shard (part_1/00000.tar,8012), in the order of the shards' numbers; N is the part's own number.
-`num_samples` are the pictures that the shard's `_stats.json` says to be there; the check counts those that are.
+    FOLDER/part_1.csv           dir,text; dir is relative to FOLDER: part_1/00000/000000000.jpg, after --folder-prefix
+    FOLDER/part_1/00000.csv     with --save-csv-per-img-folder, the same for each shard
+    FOLDER/NAME.csv             where the shards lie in FOLDER itself, NAME being that of FOLDER
+    FOLDER/part_1_stats.csv     with --stats, and nothing else: file_path,num_samples of each finished shard in order;
+                                the samples that its `_stats.json` says to be there, which the check counts
 """
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...data.formats.sample_files import IMAGE_SUFFIXES, decode_caption, decode_meta
@@ -26,7 +20,7 @@ from ...data.formats.tar import read_samples
 from ...utils.errors import ConfigError, DataError, PartError, RowError
 from ...utils.files import atomic_write, local_path, read_json_object, write_text
 from ...utils.log import get_logger, progress
-from ...utils.report import print_report
+from ...utils.text import print_report
 from ..place import natural_key
 
 DAMAGED = -1  # in place of the samples of a shard that is missing or cannot be read
@@ -38,13 +32,18 @@ _QUOTED = frozenset(',"\r\n')
 
 
 def write_stats(folder: Path, prefix: str = "") -> dict[str, dict]:
-    """Write the files of all parts; {files, samples} by their paths. prefix: stands before each `file_path`. Raises
-    ConfigError, DataError."""
+    """Write the files of all parts; {files, samples} by their paths. Raises ConfigError, DataError."""
     report = {}
-    for part in _list_parts(folder):
+    parts = [path for path in sorted(folder.glob("part_*"), key=natural_key) if path.is_dir()]
+    if not any(any(part.glob("*_stats.json")) for part in parts):
+        raise ConfigError(f"{folder} has no part_1, part_2, … with finished shards; name the folder of a download")
+    for part in parts:
         lines = []
         for stats in sorted(part.glob("[0-9]*_stats.json"), key=natural_key):
-            shard = _find_shard(part, stats.name.removesuffix("_stats.json"))
+            name = stats.name.removesuffix("_stats.json")
+            # Parquet files lie beside tars and folders too, with what is known of their rows.
+            places = (part / f"{name}.tar", part / name, part / f"{name}.parquet")
+            shard = next((path for path in places if path.exists()), places[0])
             samples = read_json_object(stats, DataError, "download that shard again")["successes"]
             lines.append([Path(prefix, shard.relative_to(folder)), samples])
         path = folder / f"{part.name}_stats.csv"
@@ -54,15 +53,14 @@ def write_stats(folder: Path, prefix: str = "") -> dict[str, dict]:
 
 
 def check_stats(folder: Path, prefix: str = "") -> dict[str, dict]:
-    """Open every shard that the files name; {files, samples, wrong: {file_path: samples found, or DAMAGED}} by their
-    paths. Raises ConfigError where there are none, or one cannot be read as such."""
+    """As `write_stats`, with what is `wrong` in each: {file_path: samples found, or DAMAGED}. Raises ConfigError."""
     paths = sorted(folder.glob("part_*_stats.csv"), key=natural_key)
     if not paths:
         raise ConfigError(f"{folder} has no part_N_stats.csv; write them first: --stats write")
     report = {}
     with progress(desc="checking", unit="shard") as bar:
         for path in paths:
-            lines, wrong = list(_read(path)), {}
+            lines, wrong = _read(path), {}
             for name, samples in lines:
                 found = count_samples(folder / Path(name).relative_to(prefix))
                 wrong |= {name: found} if found != samples else {}
@@ -72,8 +70,7 @@ def check_stats(folder: Path, prefix: str = "") -> dict[str, dict]:
 
 
 def count_samples(shard: Path) -> int:
-    """The pictures with a caption or metadata that a tar, a folder or a parquet file of img2dataset has; DAMAGED where
-    it is missing or cannot be read."""
+    """The pictures with a caption or metadata that a shard of img2dataset has; DAMAGED where it cannot be read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -100,30 +97,15 @@ def describe_stats(report: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
-def _list_parts(folder: Path) -> list[Path]:
-    parts = [path for path in sorted(folder.glob("part_*"), key=natural_key) if path.is_dir()]
-    if not any(any(part.glob("*_stats.json")) for part in parts):
-        raise ConfigError(f"{folder} has no part_1, part_2, … with finished shards; name the folder of a download")
-    return parts
-
-
-def _find_shard(part: Path, name: str) -> Path:
-    """Parquet files lie beside tars and folders too, with what is known of their rows."""
-    places = (part / f"{name}.tar", part / name, part / f"{name}.parquet")
-    return next((path for path in places if path.exists()), places[0])
-
-
-def _read(path: Path) -> Iterator[tuple[str, int]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        reader = csv.reader(file)
-        try:
-            if next(reader, None) != _STATS_HEADER:
-                raise ValueError("its first line is another")
-            yield from ((name, int(samples)) for name, samples in reader)
-        except (ValueError, csv.Error) as error:
-            raise ConfigError(
-                f"{path} is not a table of {','.join(_STATS_HEADER)} ({error}); write it again"
-            ) from error
+def _read(path: Path) -> list[tuple[str, int]]:
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+        if lines[:1] != [_STATS_HEADER]:
+            raise ValueError("its first line is another")
+        return [(name, int(samples)) for name, samples in lines[1:]]
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"{path} is not a table of {','.join(_STATS_HEADER)} ({error}); write it again") from error
 
 
 def annotate(
@@ -137,29 +119,21 @@ def annotate(
 
     For trainers that read CSV files; `ppldm convert` needs none of them. --stats takes shards of every format.
     """
-    if stats:
-        return _handle_stats(stats, local_path(folder), folder_prefix, json)
-    report = annotate_folder(local_path(folder), save_csv_per_img_folder, folder_prefix)
-    print_report(report, _describe, json)
-    return report
-
-
-def _handle_stats(stats: str, folder: Path, prefix: str, as_json: bool) -> dict[str, dict]:
-    """Raises ConfigError, DataError where a shard is not as its line says."""
-    if stats not in ("write", "check"):
+    if stats not in ("", "write", "check"):
         raise ConfigError(f"--stats {stats} is not known; use write or check")
-    report = (write_stats if stats == "write" else check_stats)(folder, prefix)
-    print_report(report, describe_stats, as_json)
+    if not stats:
+        report = annotate_folder(local_path(folder), save_csv_per_img_folder, folder_prefix)
+        print_report(report, _describe, json)
+        return report
+    report = (write_stats if stats == "write" else check_stats)(local_path(folder), folder_prefix)
+    print_report(report, describe_stats, json)
     if bad := sum(len(one.get("wrong", ())) for one in report.values()):
         raise DataError(f"{bad} shard(s) of {folder} are not as part_N_stats.csv says; download them again")
     return report
 
 
 def annotate_folder(folder: Path, per_shard: bool = False, folder_prefix: str = "") -> dict[str, dict]:
-    """Write the CSV files; return of each path the `pictures`, the `lines` and those `skipped`, by reason.
-
-    `folder_prefix` stands before every `dir`. Raises ConfigError, DataError.
-    """
+    """Write the CSV files; of each path the `pictures`, `lines` and those `skipped`, by reason. Raises PpldmError."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; name the one that holds part_1, part_2, ...")
     parts = {folder / f"{part.name}.csv": _list_shards(part) for part in sorted(folder.glob("part_*"), key=natural_key)}
@@ -177,10 +151,8 @@ def annotate_folder(folder: Path, per_shard: bool = False, folder_prefix: str = 
             with _create(path) as file:
                 file.write(_record(_HEADER))
                 for shard in shards:
-                    rows = [
-                        (Path(folder_prefix, image.relative_to(folder)), caption)
-                        for image, caption in _read_shard(shard, counts)
-                    ]
+                    found = _read_shard(shard, counts)
+                    rows = [(Path(folder_prefix, image.relative_to(folder)), caption) for image, caption in found]
                     file.writelines(map(_record, rows))
                     if per_shard:
                         with _create(shard.with_name(f"{shard.name}.csv")) as own:
@@ -197,12 +169,8 @@ def _list_shards(part: Path) -> list[Path]:
     if not any(part.glob("*_stats.json")):
         return shards
     finished = [shard for shard in shards if shard.with_name(f"{shard.name}_stats.json").exists()]
-    if len(finished) < len(shards):
-        get_logger().warning(
-            "%s: %d shard(s) are not finished and left out; finish the download first",
-            part,
-            len(shards) - len(finished),
-        )
+    if count := len(shards) - len(finished):
+        get_logger().warning("%s: %d shard(s) are not finished and left out; finish the download first", part, count)
     return finished
 
 

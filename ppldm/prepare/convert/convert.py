@@ -1,11 +1,10 @@
 """`ppldm convert`: source rows become part files, a filelist and a manifest.
 
-Laws. Rows in = rows out + rows skipped, by reason. Encoded images pass through untouched unless a treatment is asked
-for; each is decoded once, as training will, as the check. The units of the source (`convert.source`) are cut into
-spans of rows_per_part rows, and each span makes a part, whether or not its rows can be used. A part is a function of
-only its span, so the output is the same to the byte for any number of processes or machines and after any
-interruption. A part is finished when its record in `.convert/` is there and fits both the input and the part
-(`ppldm.utils.jobs` has the rule). On Spark, source and OUT may be addresses (`on_spark`).
+Laws. Rows in = rows out + rows skipped, by reason. Pictures pass through untouched unless a treatment is asked for;
+each is decoded once, as training will, as the check. The units of the source (`convert.units`) are cut into spans of
+rows_per_part rows, and a part is a function of only its span: the output is the same to the byte for any number of
+processes or machines and after any interruption. A part is finished when its record fits both the input and the part
+(`ppldm.utils.jobs`). On Spark, source and OUT may be addresses (`part_task`).
 
     OUT/parts/part-00000.gz, part-00000.gz.idx, ...
     OUT/NAME.filelist, OUT/NAME.filelist.list     relative names inside, so that OUT can be moved
@@ -34,18 +33,16 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path, remove_path, write_json
 from ...utils.jobs import JobFolder, find_finished
 from ...utils.log import get_logger, progress
-from ...utils.machine.spark import is_submitted, spark_session_if
+from ...utils.machine.spark import DRIVER_MEMORY_GB, is_submitted, spark_session_if
 from ...utils.processes.workers import check_workers, map_unordered
-from ...utils.report import print_report
-from ...utils.text import count_of
+from ...utils.text import count_of, print_report
 from ..block_list import BLOCKED, NOTHING, BlockList, BlockLists, read_block_list
 from ..place import AddressPath, is_address, is_remote, path_of
 from ..provenance.forgotten import FORGOTTEN, PACKED
-from .on_spark import DRIVER_MEMORY_GB, count_on_spark, make_on_spark
-from .part_task import ENCODED_ANEW, OTHER_PROFILES, PartTask, encoding_settings, files_of, is_whole, make_part
+from . import part_task
+from .part_task import ENCODED_ANEW, OTHER_PROFILES, PartTask, encoding_settings
 from .reencode import Treatment
-from .source import find_units
-from .units import NOT_DOWNLOADED, PackedUnit, Span, Unit, pack
+from .units import NOT_DOWNLOADED, PackedUnit, Span, Unit, find_units, pack
 
 MAX_BAD_FRACTION = 0.5
 _MANY_SMALL_PARTS = 4  # so many times more parts than packed folders make deserve a word
@@ -109,16 +106,13 @@ def check_conversion(folder, out, block_list=None, **flags) -> None:
     """Find what `convert`, whose arguments these are, would refuse before it looks at the source. Raises PpldmError."""
     treatment = Treatment(**{one.name: flags.pop(one.name) for one in fields(Treatment) if one.name in flags})
     blocked = read_block_list(block_list)
-    Conversion(Path(folder), Path(out), treatment=treatment, blocked=blocked, **flags).check()
+    conversion = Conversion(Path(folder), Path(out), treatment=treatment, blocked=blocked, **flags)
+    conversion.job.check(conversion.settings, conversion.redo)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A source, the folder that its parts go to, and how. Raises ConfigError for what cannot be.
-
-    The folder takes the conversion of one source, by one name, rows_per_part, treatment and layout; with `redo`, of
-    others too.
-    """
+    """A source, the folder that its parts go to, and how. Raises ConfigError for what cannot be."""
 
     source: Path | AddressPath
     out: Path | AddressPath
@@ -151,13 +145,11 @@ class Conversion:
 
     @property
     def job(self) -> JobFolder:
-        """What is known of the folder."""
         return JobFolder(self.out, ".convert", "conversion", "parts")
 
     @property
     def settings(self) -> dict:
-        """What the folder is claimed with. The source is remembered relative to `out`, so that both can be moved
-        together."""
+        """What the folder is claimed with. The source is relative to `out`, so that both can be moved together."""
         is_local = not any(isinstance(path, AddressPath) for path in (self.source, self.out))
         source = os.path.relpath(self.source, self.out) if is_local else str(self.source.absolute())
         settings = {"source": source, "name": self.name, "rows_per_part": self.rows_per_part}
@@ -166,22 +158,17 @@ class Conversion:
         settings |= {"layout": self.layout} if self.layout != DEFAULT_LAYOUT else {}
         return settings | self.blocked.settings | encoding_settings(self.caption_encoding)
 
-    def check(self) -> None:
-        """Raises ConfigError or OutputError for a folder that holds something else."""
-        self.job.check(self.settings, self.redo)
-
     def plan(self) -> dict:
         """{rows_in, parts, parts_finished}; nothing is written. Raises as `run`."""
-        self.check()
+        self.job.check(self.settings, self.redo)
         tasks = self._make_tasks()
-        is_finished = [find_finished(one.record_path, one.key(), partial(is_whole, one)) is not None for one in tasks]
-        rows = sum(task.span.rows for task in tasks)
-        return {"rows_in": rows, "parts": len(tasks), "parts_finished": sum(is_finished)}
+        found = [find_finished(one.record_path, one.key(), partial(part_task.is_whole, one)) for one in tasks]
+        rows, finished = sum(task.span.rows for task in tasks), len(tasks) - found.count(None)
+        return {"rows_in": rows, "parts": len(tasks), "parts_finished": finished}
 
     def run(self) -> dict:
-        """Convert, and return the manifest. Raises ConfigError, OutputError, and DataError where more than half of the
-        rows cannot be used."""
-        self.check()
+        """Convert, and return the manifest. Raises ConfigError, OutputError, DataError as `refuse_bad_source`."""
+        self.job.check(self.settings, self.redo)
         tasks, out, name = self._make_tasks(), self.out, self.name
         earlier = (self.job.plan or {}).get("name", name)
 
@@ -201,17 +188,15 @@ class Conversion:
         return manifest
 
     def _make_tasks(self) -> list[PartTask]:
-        units = find_units(self.source, self.layout == CONTROL_LAYOUT)
-        spans = {}
+        units, spans = find_units(self.source, self.layout == CONTROL_LAYOUT), {}
         at_address = isinstance(self.source, AddressPath)
+        if at_address:
+            counted = part_task.count_on_spark(units, self.rows_per_part, self.master)
+        else:
+            count = partial(_spans_of, rows=self.rows_per_part, caption_encoding=self.caption_encoding)
+            counted = map_unordered(count, units, check_workers(self.num_workers))
         # Spark has a bar of its own.
         with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=at_address) as bar:
-            count = partial(_spans_of, rows=self.rows_per_part, caption_encoding=self.caption_encoding)
-            counted = (
-                count_on_spark(units, self.rows_per_part, self.master)
-                if at_address
-                else map_unordered(count, units, check_workers(self.num_workers))
-            )
             for unit, found in counted:
                 spans[unit] = found
                 bar.update()
@@ -223,29 +208,21 @@ class Conversion:
             cut = packed
         elif len(packed) * _MANY_SMALL_PARTS < len(cut):
             get_logger().warning("%d folders make %d parts; --pack-folders makes %d", len(units), len(cut), len(packed))
+        paths = (self.out / "parts" / f"part-{number:05}.gz" for number in range(len(cut)))
+        more = self.treatment, None, self.blocked, self.caption_encoding
         return [
-            PartTask(
-                self.out / "parts" / f"part-{number:05}.gz",
-                _name_source(unit, self.source),
-                unit,
-                span,
-                self.treatment,
-                blocked=self.blocked,
-                caption_encoding=self.caption_encoding,
-            )
-            for number, (unit, span) in enumerate(cut)
+            PartTask(path, _name_source(unit, self.source), unit, span, *more)
+            for path, (unit, span) in zip(paths, cut, strict=True)
         ]
 
     def _make_parts(self, tasks: list[PartTask]) -> list[dict]:
         """The records of all parts, in their order."""
-        on_spark = bool(self.master) or is_submitted()  # which has a bar of its own
-        records = {}
+        records, on_spark = {}, bool(self.master) or is_submitted()  # which has a bar of its own
+        if on_spark:
+            made = part_task.make_on_spark(tasks, self.master)
+        else:
+            made = map_unordered(part_task.make_part, tasks, check_workers(self.num_workers))
         with progress(total=sum(task.span.rows for task in tasks), desc="convert", unit="row", disable=on_spark) as bar:
-            made = (
-                make_on_spark(tasks, self.master)
-                if on_spark
-                else map_unordered(make_part, tasks, check_workers(self.num_workers))
-            )
             for task, record in made:
                 records[task.path.name] = record
                 bar.update(task.span.rows)
@@ -271,6 +248,7 @@ def merge_records(records: list[dict], sources: list[str], name: str, rows_per_p
             path = f"parts/part-{number:05}.gz"
             facts = {"rows": record["rows_out"], "bytes": record["bytes"], "sha256": record["sha256"]}
             parts.append({"path": path, **facts, "source": source})
+    told = {what: sum(record.get(what, 0) for record in records) for what in (OTHER_PROFILES, ENCODED_ANEW)}
     return {
         "name": name,
         "rows_per_part": rows_per_part,
@@ -278,11 +256,7 @@ def merge_records(records: list[dict], sources: list[str], name: str, rows_per_p
         "rows_out": sum(record["rows_out"] for record in records),
         "skipped": dict(sorted(skipped.items())),
         "examples": dict(sorted(examples.items())),
-        **{
-            name: count
-            for name in (OTHER_PROFILES, ENCODED_ANEW)
-            if (count := sum(one.get(name, 0) for one in records))
-        },
+        **{what: count for what, count in told.items() if count},
         **merge_other_text(records),
         "parts": parts,
     }
@@ -294,9 +268,8 @@ def refuse_bad_source(manifest: dict, source) -> None:
     bad = {reason: count for reason, count in manifest["skipped"].items() if reason not in unasked}
     num_bad, num_rows = sum(bad.values()), sum(bad.values()) + manifest["rows_out"]
     if num_bad > MAX_BAD_FRACTION * num_rows:
-        reasons = "; ".join(
-            f"{reason} {count}, for example {manifest['examples'][reason][0]}" for reason, count in bad.items()
-        )
+        examples = manifest["examples"]
+        reasons = "; ".join(f"{reason} {count}, for example {examples[reason][0]}" for reason, count in bad.items())
         raise DataError(
             f"{num_bad} of {num_rows} rows of {source} cannot be used: {reasons}; mend the source, then run the same "
             "command again"
@@ -305,11 +278,8 @@ def refuse_bad_source(manifest: dict, source) -> None:
 
 def describe(manifest: dict) -> str:
     """A manifest in one line, and one line more for each reason to skip rows."""
-    num_bytes = sum(part["bytes"] for part in manifest["parts"])
-    lines = [
-        f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s), "
-        f"{num_bytes / 1e6:.3g} MB"
-    ]
+    size = f"{len(manifest['parts'])} part(s), {sum(part['bytes'] for part in manifest['parts']) / 1e6:.3g} MB"
+    lines = [f"{manifest['rows_out']} of {manifest['rows_in']} rows in {size}"]
     for reason, count in manifest["skipped"].items():
         example = manifest["examples"].get(reason)
         lines.append(f"  skipped, {reason}: {count}" + (f", for example {example[0]}" if example else ""))
@@ -336,14 +306,12 @@ def _spans_of(unit: Unit, rows: int, caption_encoding: str) -> list[Span]:
 
 def _sweep(out: Path, names: set[str], component_names: set[str]) -> None:
     """Remove what a killed run left half written, and parts of an earlier, longer state of the same source."""
-    leftovers = [*out.glob(".manifest.json.*.tmp")]
+    leftovers = [*out.glob(".manifest.json.*.tmp"), *(out / "parts").glob(".*.tmp"), *(out / ".convert").glob(".*.tmp")]
     for name in names:
         leftovers += out.glob(f".{name}.filelist*.tmp")
-    for folder in (out / "parts", out / ".convert"):
-        leftovers += folder.glob(".*.tmp")
     for part in sorted((out / "parts").glob("part-*.gz")):
         if part.name not in component_names:
             get_logger().info("removing %s: the source has fewer rows than before", part)
-            leftovers += [out / "manifest.json", out / ".convert" / f"{part.name}.json", *files_of(part)]
+            leftovers += [out / "manifest.json", out / ".convert" / f"{part.name}.json", *part_task.files_of(part)]
     for path in leftovers:
         remove_path(path)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ...data.images.crop import scale_to_cover
-from ...data.images.decode import shows_otherwise
+from ...data.images import scale_to_cover, shows_otherwise
 from ...utils.errors import ConfigError, RowError
 
 FILTERS = {"lanczos": Image.Resampling.LANCZOS, "bicubic": Image.Resampling.BICUBIC}
@@ -37,7 +36,6 @@ class Treatment:
             raise ConfigError(f"--quality is {self.quality}; it must be 1 to 100, or 0 to leave pictures as they are")
         if self.size < 0 or self.min_size < 0:
             raise ConfigError(f"--size is {self.size}, --min-size {self.min_size}; they must be 0 or more")
-
         if self.interpolation not in FILTERS:
             raise ConfigError(f"--interpolation {self.interpolation} is not known; choose {', '.join(FILTERS)}")
 
@@ -46,19 +44,12 @@ class Treatment:
         usual = {"interpolation"} if self.interpolation == "lanczos" else set()
         return {name: value for name, value in vars(self).items() if name not in usual}
 
-    @property
-    def may_change_pixels(self) -> bool:
-        """False where every plain JPEG passes as it is: one without EXIF data."""
-        return bool(self.size or self.quality or self.format)
-
 
 def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes, int, int]:
     """(encoded picture, width, height), the bytes themselves where nothing is asked for that they are not already.
 
-    pixels: uint8 [height, width, 3], or 1 channel where none may change, what `image` shows: turned as its EXIF data
-    says, transparency on white. They are made smaller by a filter, so that the short side is `size`, never
-    larger, and never padded, to the sides that training gives them: a PNG file made smaller to the resolution with
-    the training's filter has the pixels that training makes of the whole one. Raises RowError "too_small".
+    pixels: uint8 [height, width, 3], or 1 channel where none may change, what `image` shows, turned by EXIF, on white.
+    They are made smaller, never larger or padded, to the sides and by the filter of training. Raises RowError.
     """
     height, width, _ = pixels.shape
     if min(width, height) < treatment.min_size:

@@ -1,48 +1,41 @@
 """The units of a source: a folder of pictures, a tar, a parquet file or a table of names, each as its format reads it.
 
-A unit says into which spans its rows fall (of a given number of rows, the last may have fewer), names the files or
-bytes that a span is made from, and reads the rows of a span one by one, so that memory does not grow with the source.
-Every row that a unit knows of comes out, the incomplete ones too: `load` says by a named `RowError` why a row cannot be
-used, so that the converter can count it. With `has_control`, every row must have a second image (`formats.layouts`).
+A unit says into which spans its rows fall, which files or bytes a span is made from, and reads a span row by row, so
+that memory does not grow. Every row that it knows of comes out; in place of one that cannot be used, its `RowError`.
+With `has_control`, every row must have a second image.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from ...data.formats.csv_table import (
-    IMAGE_COLUMNS,
-    find_image,
-    leads_out,
-    make_row,
-    parse_record,
-    read_records,
-    read_table,
-)
-from ...data.formats.folder import list_samples, read_sample
-from ...data.formats.folder_names import split_name
+from ...data.formats import csv_table
+from ...data.formats.folder import entries_of, list_samples, read_sample, split_name
 from ...data.formats.layouts import CONTROL_COLUMNS
-from ...data.formats.mds.packed import is_packed, open_samples
-from ...data.formats.mds.shard import MdsLayout
-from ...data.formats.parquet_table import open_table, split_record
-from ...data.formats.parquet_table import read_records as read_parquet_records
+from ...data.formats.mds import MdsLayout, is_packed, open_samples, unpacked_name
+from ...data.formats.parquet_table import open_table, read_records, split_record
 from ...data.formats.row import Row
-from ...data.formats.sample_files import ALL_SUFFIXES, assemble_row, decode_meta
+from ...data.formats.sample_files import ALL_SUFFIXES, IMAGE_SUFFIXES, PICTURE_SUFFIXES, assemble_row, decode_meta
 from ...data.formats.tar import read_samples, scan_samples
-from ...utils.errors import PartError, RowError
+from ...data.text.survey import has_captions_beside, write_table
+from ...utils.errors import ConfigError, DataError, PartError, RowError
+from ...utils.files import as_path
 from ...utils.jobs import Piece
+from ...utils.log import get_logger
+from ..place import AddressPath, natural_key
 
+T = TypeVar("T")
 KEY_DIGITS = 9  # as img2dataset writes keys
 # The reason of rows of img2dataset's parquet files that are there to say that their download failed.
 NOT_DOWNLOADED = "not_downloaded"
 # Of a Hugging Face imagefolder this column names the picture, whatever else is there.
-_IMAGE_COLUMNS = ("file_name", *IMAGE_COLUMNS)
+_IMAGE_COLUMNS = ("file_name", *csv_table.IMAGE_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -55,38 +48,41 @@ class Span:
 
 
 @dataclass(frozen=True)
-class SourceRow:
-    """`key`: the row's name in its source. `load`: reads the row, its image as it is. Raises RowError."""
-
-    key: str
-    load: Callable[[], Row]
-
-
-@dataclass(frozen=True)
 class Unit(ABC):
     """Rows that are read together. It can be pickled: a worker process, or a Spark executor, reads its spans."""
 
     path: Path
     has_control: bool = False
 
-    @abstractmethod
     def spans(self, rows: int) -> list[Span]:
         """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
+        spans, starts = [], []
+        for start, stop in self._places():
+            if len(starts) == rows:
+                spans.append(Span(starts[0], start, rows))  # up to the beginning of the next
+                starts = []
+            starts.append(start)
+            end = stop
+        return [*spans, Span(starts[0], end, len(starts))] if starts else spans
 
     @abstractmethod
+    def _places(self) -> Iterable[tuple[int, int]]:
+        """[start, stop) of each row, in order: its number and the next, or bytes in the unit's file."""
+
     def input_pieces(self, span: Span) -> list[Piece]:
         """The files, or bytes of them, that the rows of a span are made from."""
+        return [Piece(self.path, self.path.name, span.start, span.stop)]
 
     @abstractmethod
-    def read(self, span: Span) -> Iterator[SourceRow]:
-        """The rows of a span."""
+    def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
+        """(its name in its source, the row with its image as it is) of the rows of a span."""
 
 
 class FolderUnit(Unit):
     """A folder of pictures with captions, one base name a row."""
 
-    def spans(self, rows: int) -> list[Span]:
-        return _cut_rows(len(list_samples(self.path, self.has_control)), rows)
+    def _places(self) -> Iterable[tuple[int, int]]:
+        return pairwise(range(len(list_samples(self.path, self.has_control)) + 1))
 
     def input_pieces(self, span: Span) -> list[Piece]:
         def place(name: str) -> int:
@@ -94,10 +90,10 @@ class FolderUnit(Unit):
 
         return [Piece(self.path / name, name) for names in self._samples(span) for name in sorted(names, key=place)]
 
-    def read(self, span: Span) -> Iterator[SourceRow]:
+    def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
         for names in self._samples(span):
             key = split_name(names[0], self.has_control)[0]
-            yield SourceRow(key, partial(read_sample, self.path, names, self.path.name, self.has_control))
+            yield key, or_error(read_sample, self.path, names, self.path.name, self.has_control)
 
     def _samples(self, span: Span) -> Iterator[list[str]]:
         samples = list_samples(self.path, self.has_control)
@@ -107,13 +103,7 @@ class FolderUnit(Unit):
 class TarUnit(Unit):
     """A tar of samples. Where it is damaged, the samples before are rows, and the rest is one bad row, "tar"."""
 
-    def spans(self, rows: int) -> list[Span]:
-        return _cut(self._places(), rows)
-
-    def input_pieces(self, span: Span) -> list[Piece]:
-        return [Piece(self.path, self.path.name, span.start, span.stop)]
-
-    def read(self, span: Span) -> Iterator[SourceRow]:
+    def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
         left, problem = span.rows, f"{self.path.name} is damaged at its end; get it again"
         with open(self.path, "rb") as file:
             file.seek(span.start)
@@ -122,11 +112,11 @@ class TarUnit(Unit):
                     for key, files in islice(samples, span.rows):
                         left -= 1
                         own = Path(key).name, [*files.items()], self.path.name, None, self.has_control
-                        yield SourceRow(key, partial(assemble_row, *own))
+                        yield key, or_error(assemble_row, *own)
             except PartError as error:
                 problem = str(error).replace(str(self.path), self.path.name)
         for _ in range(left):
-            yield SourceRow(self.path.name, partial(_fail, RowError("tar", problem)))
+            yield self.path.name, RowError("tar", problem)
 
     def _places(self) -> Iterator[tuple[int, int]]:
         end = 0
@@ -141,33 +131,39 @@ class TarUnit(Unit):
 class ParquetUnit(Unit):
     """A table with the bytes of a picture and a caption in each row, as `parquet_table` names columns."""
 
-    def spans(self, rows: int) -> list[Span]:
+    def _places(self) -> Iterable[tuple[int, int]]:
         with open_table(self.path, self.has_control) as (table, *_):
-            return _cut_rows(table.metadata.num_rows, rows)
+            return pairwise(range(table.metadata.num_rows + 1))
 
     def input_pieces(self, span: Span) -> list[Piece]:
+        starts, stops, first = [], [], 0  # bytes of the row groups that hold the span
         with open_table(self.path) as (table, image, caption, _):
-            start, stop = _find_bytes(table.metadata, span)
+            for group in map(table.metadata.row_group, range(table.metadata.num_row_groups)):
+                if first < span.stop and first + group.num_rows > span.start:
+                    for column in map(group.column, range(group.num_columns)):
+                        starts.append(column.dictionary_page_offset or column.data_page_offset)
+                        stops.append(starts[-1] + column.total_compressed_size)
+                first += group.num_rows
             # What the columns are called and hold stands elsewhere in the file.
             columns = str([image, caption, *((field.name, str(field.type)) for field in table.schema_arrow)])
-        return [Piece(self.path, f"{self.path.name} {columns}", start, stop)]
+        name = f"{self.path.name} {columns}"
+        return [Piece(self.path, name, min(starts, default=0), max(stops, default=0))]
 
-    def read(self, span: Span) -> Iterator[SourceRow]:
+    def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
         with open_table(self.path, self.has_control) as (table, *columns):
-            for number, values in enumerate(read_parquet_records(table, span.start, span.stop), start=span.start):
+            for number, values in enumerate(read_records(table, span.start, span.stop), start=span.start):
                 key = str((values or {}).get("key") or f"{number:0{KEY_DIGITS}}")
-                yield SourceRow(key, partial(_load_record, key, values, *columns))
+                yield key, or_error(_load_record, key, values, *columns)
 
 
 class MdsUnit(Unit):
     """A shard of MosaicML streaming, with an encoded picture and a caption in each row."""
 
-    def spans(self, rows: int) -> list[Span]:
+    def _places(self) -> Iterable[tuple[int, int]]:
         layout = MdsLayout(self.path, self.has_control)
         if layout.image is None:
             raise PartError(f"{self.path} holds latents and no pictures; train on it by latents=cached")
-        starts = layout.starts.tolist()
-        return _cut(zip(starts[:-1], starts[1:], strict=True), rows)
+        return pairwise(layout.starts.tolist())
 
     def input_pieces(self, span: Span) -> list[Piece]:
         # What the columns are stands elsewhere in the file.
@@ -175,35 +171,27 @@ class MdsUnit(Unit):
         place = () if is_packed(self.path) else (span.start, span.stop)
         return [Piece(self.path, f"{self.path.name} {columns}", *place)]
 
-    def read(self, span: Span) -> Iterator[SourceRow]:
+    def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
         layout = MdsLayout(self.path, self.has_control)
         first = int(np.searchsorted(layout.starts, span.start))
         with open_samples(self.path) as file:
             file.seek(span.start)
             for number in range(first, first + span.rows):
                 data = file.read(int(layout.starts[number + 1] - layout.starts[number]))
-                row = _or_error(layout.decode, data, f"{self.path.name} row {number}")
-                failed = isinstance(row, RowError)
-                key = str((not failed and row.meta.get("key")) or f"{number:0{KEY_DIGITS}}")
-                yield SourceRow(key, partial(_fail, row) if failed else lambda row=row: row)
+                row = or_error(layout.decode, data, f"{self.path.name} row {number}")
+                key = None if isinstance(row, RowError) else row.meta.get("key")
+                yield str(key or f"{number:0{KEY_DIGITS}}"), row
 
 
 @dataclass(frozen=True)
 class PackedUnit(Unit):
-    """Small folders of pictures in parts of a chosen size: their rows one after another, whatever folder they lie in.
-
-    Each folder makes parts of its own by default, so that a part depends on one folder only; thousands of folders with
-    a few pictures each then make thousands of small parts. Packed, a part takes the next rows of as many folders as it
-    needs, and each row says in its metadata, `folder`, which one it is from. `pieces`: the folders, relative to `path`,
-    and the span of each.
-    """
+    """Folders of pictures in parts of a chosen size; the `folder` in a row's metadata says which one it is from.
+    `pieces`: the folders, relative to `path`, the folder of the whole source; and the span of each."""
 
     pieces: tuple[tuple[str, Span], ...] = ()
 
-    def spans(self, rows: int) -> list[Span]:
-        """All of it, which has been cut to size."""
-        total = sum(span.rows for _, span in self.pieces)
-        return [Span(0, total, total)]
+    def _places(self) -> Iterable[tuple[int, int]]:
+        return pairwise(range(sum(span.rows for _, span in self.pieces) + 1))
 
     def input_pieces(self, span: Span) -> list[Piece]:
         return [
@@ -212,24 +200,15 @@ class PackedUnit(Unit):
             for piece in FolderUnit(self.path / name, self.has_control).input_pieces(rows)
         ]
 
-    def read(self, span: Span) -> Iterator[SourceRow]:
+    def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
         for name, piece in self.pieces:
-            for row in FolderUnit(self.path / name, self.has_control).read(piece):
-                yield row if name == "." else SourceRow(row.key, partial(_load_with_folder, row, name))
-
-
-def _load_with_folder(source_row: SourceRow, folder: str) -> Row:
-    """folder: from that of the whole source, which the row lies in. Raises RowError as the row itself."""
-    row = source_row.load()
-    return replace(row, meta=row.meta | {"folder": folder})
+            for key, row in FolderUnit(self.path / name, self.has_control).read(piece):
+                is_plain = name == "." or isinstance(row, RowError)
+                yield key, row if is_plain else replace(row, meta=row.meta | {"folder": name})
 
 
 class _TableUnit(Unit):
-    """What CSV files and JSON lines share: spans of bytes, cut between records; `_records` gives the place and the
-    values, or the error, of each of a span."""
-
-    def spans(self, rows: int) -> list[Span]:
-        return _cut(self._places(), rows)
+    """Spans of bytes, cut between records; `_records` gives the place and the values, or the error, of each."""
 
     def input_pieces(self, span: Span) -> list[Piece]:
         with open(self.path, "rb") as file:
@@ -239,21 +218,19 @@ class _TableUnit(Unit):
         table = [Piece(self.path, self.path.name, 0, head), Piece(self.path, self.path.name, span.start, span.stop)]
         return table + [Piece(image, image.name) for image in images if image]
 
-    def read(self, span: Span) -> Iterator[SourceRow]:
+    def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
         with open(self.path, "rb") as file:
             for place, values in self._records(file, span):
                 if isinstance(values, RowError):
-                    yield SourceRow(place, partial(_fail, values))
+                    yield place, values
                     continue
                 image = self._image(values, _IMAGE_COLUMNS)
-                key = str(values.get("key") or (image.stem if image else place))
-                where = f"{self.path.name}, {place}"
-                own = values, self.path, where, _IMAGE_COLUMNS, self.has_control
-                yield SourceRow(key, partial(make_row, *own))
+                own = values, self.path, f"{self.path.name}, {place}", _IMAGE_COLUMNS, self.has_control
+                yield str(values.get("key") or (image.stem if image else place)), or_error(csv_table.make_row, *own)
 
     def _image(self, values: dict | RowError, names: tuple[str, ...]) -> Path | None:
-        name = None if isinstance(values, RowError) else find_image(values, names)
-        return self.path.parent / name if name and not leads_out(self.path, name) else None
+        name = None if isinstance(values, RowError) else csv_table.find_image(values, names)
+        return self.path.parent / name if name and not csv_table.leads_out(self.path, name) else None
 
 
 class CsvUnit(_TableUnit):
@@ -261,16 +238,16 @@ class CsvUnit(_TableUnit):
 
     def _places(self) -> Iterator[tuple[int, int]]:
         with open(self.path, "rb") as file:
-            records = read_table(file, self.path, self.has_control)[1]
+            records = csv_table.read_table(file, self.path, self.has_control)[1]
             yield from ((start, start + length) for start, length, _ in records)
 
     def _records(self, file, span: Span) -> Iterator[tuple[str, dict | RowError]]:
         file.seek(0)
-        header, _ = read_table(file, self.path)
+        header, _ = csv_table.read_table(file, self.path)
         file.seek(span.start)
-        for offset, _, fields in islice(read_records(file, self.path), span.rows):
+        for offset, _, fields in islice(csv_table.read_records(file, self.path), span.rows):
             place = f"byte {span.start + offset}"
-            yield place, _or_error(parse_record, header, fields, place)
+            yield place, or_error(csv_table.parse_record, header, fields, place)
 
 
 class JsonLinesUnit(_TableUnit):
@@ -290,13 +267,12 @@ class JsonLinesUnit(_TableUnit):
         while offset < span.stop:
             line = file.readline()
             if line.strip():
-                yield f"byte {offset}", _or_error(decode_meta, line, f"the line at byte {offset}")
+                yield f"byte {offset}", or_error(decode_meta, line, f"the line at byte {offset}")
             offset += len(line)
 
 
 def pack(cut: Sequence[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[Unit, Span]]:
-    """Units and their spans with those of folders, `root` or below it, joined to `rows` rows each; only the last before
-    a unit of another kind, or of all, may have fewer. Order stays."""
+    """Units and their spans, those of folders below `root` joined to `rows` rows each where they follow each other."""
     packed: list[tuple[Unit, Span]] = []
     pieces: list[tuple[str, Span]] = []
 
@@ -323,27 +299,10 @@ def pack(cut: Sequence[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[
     return packed
 
 
-def _cut_rows(total: int, rows: int) -> list[Span]:
-    return [Span(start, min(start + rows, total), min(rows, total - start)) for start in range(0, total, rows)]
-
-
-def _cut(places: Iterable[tuple[int, int]], rows: int) -> list[Span]:
-    """Spans of rows that lie at the bytes [start, stop); each reaches to the beginning of the next."""
-    spans, starts = [], []
-    for start, stop in places:
-        if len(starts) == rows:
-            spans.append(Span(starts[0], start, rows))
-            starts = []
-        starts.append(start)
-        end = stop
-    return [*spans, Span(starts[0], end, len(starts))] if starts else spans
-
-
 def _load_record(
     key: str, values: dict | None, image_column: str, caption_column: str, control_column: str | None
 ) -> Row:
-    """Raises RowError "encoding", "no_image", "no_control", "empty_caption", and NOT_DOWNLOADED where the table says
-    so."""
+    """Raises RowError, NOT_DOWNLOADED where the table says so."""
     if values is None:
         raise RowError("encoding", f"row {key} has text that is not UTF-8")
     caption, image, control, meta = split_record(values, image_column, caption_column, control_column)
@@ -360,25 +319,104 @@ def _load_record(
     return Row(caption, image, meta, control=control or b"")
 
 
-def _find_bytes(metadata, span: Span) -> tuple[int, int]:
-    """The bytes [start, stop) of a parquet file that hold the row groups of a span."""
-    starts, stops, first = [], [], 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        if first < span.stop and first + group.num_rows > span.start:
-            for column in map(group.column, range(group.num_columns)):
-                starts.append(column.dictionary_page_offset or column.data_page_offset)
-                stops.append(starts[-1] + column.total_compressed_size)
-        first += group.num_rows
-    return min(starts, default=0), max(stops, default=0)
-
-
-def _or_error(function: Callable[..., dict], *arguments) -> dict | RowError:
+def or_error(function: Callable[..., T], *arguments) -> T | RowError:
+    """What a function gives, or the RowError that it raises."""
     try:
         return function(*arguments)
     except RowError as error:
         return error
 
 
-def _fail(error: RowError) -> Row:
-    raise error
+_FILE_KINDS: dict[str, type[Unit]] = {
+    ".tar": TarUnit,
+    ".parquet": ParquetUnit,
+    ".mds": MdsUnit,
+    ".csv": CsvUnit,
+    ".jsonl": JsonLinesUnit,
+    ".ndjson": JsonLinesUnit,
+}
+# Whose pictures are files of their own.
+_NAMING_KINDS = (".csv", ".jsonl", ".ndjson")
+
+
+def find_units(path, has_control: bool = False) -> list[Unit]:
+    """What a path holds, by its content, units sorted by the numbers in their names.
+
+    Of a folder: with metadata.jsonl or metadata.csv, the table of a Hugging Face imagefolder; else its pictures, one
+    unit, or its tars (img2dataset writes parquet files beside them), and what each of its folders holds; else files of
+    the other kinds. Of pictures without captions beside them: the table that `write_table` makes of another table, or
+    of their names. At an address: tars and parquet files; all else is refused. Raises ConfigError, DataError.
+    """
+    path = as_path(path)
+    if isinstance(path, Path) and path.is_file():
+        if _suffix(path.name) not in _FILE_KINDS:
+            raise ConfigError(f"{path} is not a known source; name a folder, or a file {', '.join(_FILE_KINDS)}")
+        return [_unit_of_file(path, has_control)]
+    passed: list[tuple[Path, list[str]]] = []
+    units = list(_units_of_folder(path, passed)) if isinstance(path, Path) else _units_at(path)
+    folders = [unit.path for unit in units if isinstance(unit, FolderUnit)]
+    if not has_control and len(units) == len(folders) > 0 and not has_captions_beside(folders):
+        return [CsvUnit(write_table(path))]
+    for folder, names in passed:
+        get_logger().warning(
+            "%s: %d files such as %s are not read beside pictures, tars or folders; name them to read them",
+            folder, len(names), names[0],
+        )  # fmt: skip
+    units = [replace(unit, has_control=has_control) for unit in units]
+    if not units:
+        raise DataError(
+            f"no images in {path}; it should hold files {', '.join(IMAGE_SUFFIXES)}, each with a caption in a .txt of "
+            f"the same base name, folders of them, or files {', '.join(_FILE_KINDS)}"
+        )
+    return units
+
+
+def _units_of_folder(folder: Path, passed: list[tuple[Path, list[str]]]) -> Iterator[Unit]:
+    """passed: is added the folders with files that are not read, and their names."""
+    files, folders, has_images = [], [], False
+    try:
+        for name, is_folder in entries_of(folder):
+            if is_folder:
+                folders.append(name)
+            elif _suffix(name) in _FILE_KINDS:
+                files.append(name)
+            else:
+                has_images |= split_name(name)[1] in PICTURE_SUFFIXES
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
+        ) from error
+    files, folders = sorted(sorted(files), key=natural_key), sorted(sorted(folders), key=natural_key)
+    if tables := [name for name in files if name in csv_table.IMAGEFOLDER_TABLES]:
+        yield _unit_of_file(folder / tables[0])  # which may name pictures of subfolders
+        return
+    tars = [name for name in files if _suffix(name) == ".tar"]
+    own: list[Unit] = [FolderUnit(folder)] if has_images else [_unit_of_file(folder / name) for name in tars]
+    own += [unit for name in folders for unit in _units_of_folder(folder / name, passed)]
+    yield from own or (_unit_of_file(folder / name) for name in files)
+    read = [] if has_images else tars
+    described = {split_name(name)[0] for name in read} | set(folders)  # by a table of the same name
+    if own and (unread := [name for name in files if name not in read and split_name(name)[0] not in described]):
+        passed.append((folder, unread))
+
+
+def _units_at(path: AddressPath) -> list[Unit]:
+    entries = [entry for entry in path.list() if not entry.path.name.startswith(".")]
+    folder, files = path if path.is_dir() else path.parent, [entry.path.name for entry in entries if not entry.is_dir]
+    if foreign := [name for name in files if _suffix(name) in _NAMING_KINDS or split_name(name)[1] in IMAGE_SUFFIXES]:
+        raise ConfigError(
+            f"{folder / foreign[0]} is not read at an address, where tars and parquet files are; copy its folder to a "
+            "disk, or download with --output-format webdataset"
+        )
+    tars, tables = ([name for name in files if _suffix(name) == kind] for kind in (".tar", ".parquet"))
+    units = [_unit_of_file(folder / name) for name in tars]
+    units += [unit for entry in entries if entry.is_dir for unit in _units_at(entry.path)]
+    return units or [_unit_of_file(folder / name) for name in tables]
+
+
+def _suffix(name: str) -> str:
+    return f".{split_name(unpacked_name(name))[1]}"
+
+
+def _unit_of_file(path: Path, has_control: bool = False) -> Unit:
+    return _FILE_KINDS[_suffix(path.name)](path, has_control)

@@ -1,27 +1,25 @@
-"""What is known of a data set: one YAML file each in `entries/`, and `hf:OWNER/NAME` for any other of the hub.
+"""`ppldm dataset list | show`: what is known of data sets, each in a YAML file of `entries/`, else as hf:OWNER/NAME.
 
-title, licence (name, page), gate (the page of terms to accept, where there is one), withdrawn (since when, why, what to
-take instead), rows and gigabytes as published, filtered_rows (published, of `pipeline`'s filter), checked (the day on
-which the facts were looked up), facts (where) and unsure (what could not be looked up), and of the data themselves:
+title, licence (name, page), gate (the page of terms to accept), withdrawn (since when, why, what to take instead), rows
+and gigabytes as published, filtered_rows (published, of `pipeline`'s filter), checked (when the facts were looked up),
+facts (where), unsure (what could not be looked up), training_flags (of the published recipe), and of the data:
 
-pictures        sources, see Source: archives of pictures, tars of samples, tables with pictures, or tables of URLs
-captions        sources of captions that lie apart, and `query`: SQL of DuckDB, {folder} being where they are, that
-                gives key (a picture's name without folder and suffix), caption, reason (why the row is not wanted, or
-                null), and metadata
-columns         of tables and samples whose columns have other names: image, caption, url
-pipeline        of tables of URLs: settings of `ppldm pipeline`
-training_flags  what the published recipe trains with
+pictures    sources, see Source: archives of pictures, tars of samples, tables with pictures, or tables of URLs
+captions    sources of captions that lie apart, and `query`: SQL of DuckDB over {folder} that gives key (a picture's
+            name without folder and suffix), caption, reason (why the row is not wanted, or null), and metadata
+columns     of tables and samples whose columns have other names: image, caption, url
+pipeline    of tables of URLs: settings of `ppldm pipeline`
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 
 import yaml
 
 from ...utils.errors import ConfigError
-from ...utils.text import did_you_mean
+from ...utils.text import did_you_mean, print_report
 
 _FOLDER = Path(__file__).parent / "entries"
 SIZES = ("small", "all")
@@ -33,9 +31,8 @@ _HUB_FILES = ("*.parquet", "*.tar", "*.jsonl", "*.csv", "*.mds")
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one place: of a repository `hub`, at addresses (the patterns themselves), or in a list of `links` (lines
-    of name and address, as the user has it). all, small: patterns of names, with {0001..0200} and *; small is about
-    1 %, the same files where it is empty."""
+    """Files of a repository `hub`, at addresses (the patterns themselves), or in a list of `links` that the user has.
+    all, small: patterns of names, with {0001..0200} and *; small is about 1 %."""
 
     all: tuple[str, ...]
     small: tuple[str, ...] = ()
@@ -84,18 +81,16 @@ def list_entries() -> dict[str, Entry]:
 
 
 def find_entry(name: str, files: list[str] = (), columns: dict | None = None) -> Entry:
-    """The entry of a name, or of `hf:OWNER/NAME`, whose files (patterns; by default all tables and tars) and columns
-    may be said. Raises ConfigError."""
+    """The entry of a name, or of `hf:OWNER/NAME`, whose files and columns may be said. Raises ConfigError."""
     columns = {key: value for key, value in (columns or {}).items() if value}
     if found := _HUB_NAME.fullmatch(name):
         page = f"https://huggingface.co/datasets/{found[1]}"
         source = Source(tuple(files) or _HUB_FILES, hub=found[1])
         pipeline = {}
         if "url" in columns:
-            names = {"url_col": columns["url"], "caption_col": columns.get("caption", "")}
+            names = {"url_col": columns["url"]} | ({"caption_col": columns["caption"]} if "caption" in columns else {})
             # A shuffle needs columns of the usual names.
-            pipeline = {"filter": {"no_shuffle": True}, "download": {key: one for key, one in names.items() if one}}
-            pipeline |= {"convert": {"min_size": 256}}
+            pipeline = {"filter": {"no_shuffle": True}, "download": names, "convert": {"min_size": 256}}
         licence = {"name": "see its page", "page": page}
         return Entry(name, found[1], licence, (source,), gate=page, columns=columns, pipeline=pipeline)
     if files or columns:
@@ -121,13 +116,58 @@ def _read(path: Path) -> Entry:
     stated = yaml.safe_load(path.read_text(encoding="utf-8"))
     captions = stated.pop("captions", {})
     sources = {"pictures": stated.pop("pictures"), "captions": captions.get("sources", [])}
-    unknown = stated.keys() - {one.name for one in fields(Entry)}
-    if unknown:
+    if unknown := stated.keys() - {one.name for one in fields(Entry)}:
         raise ConfigError(f"{path}: {', '.join(sorted(unknown))} is not known")
-    stated |= {name: tuple(map(_source, given)) for name, given in sources.items()}
+    for kind, given in sources.items():
+        patterns = [{name: tuple(one.get(name, ())) for name in ("all", "small")} for one in given]
+        stated[kind] = tuple(Source(**one | own) for one, own in zip(given, patterns, strict=True))
     stated |= {"facts": tuple(stated.get("facts", ())), "checked": str(stated.get("checked", ""))}
     return Entry(path.stem, query=captions.get("query", ""), **stated)
 
 
-def _source(stated: dict) -> Source:
-    return Source(**{key: tuple(value) if isinstance(value, list) else value for key, value in stated.items()})
+def list_datasets(
+    json: bool = False,  # print {name: facts} as JSON
+):
+    """List the data sets that are known by name."""
+    entries = {name: asdict(entry) for name, entry in list_entries().items()}
+    print_report(entries, _describe_list, json)
+
+
+def show(
+    name: str,  # of a data set
+    json: bool = False,  # print the facts as JSON
+):
+    """Show what is known of a data set: licence, terms, size, filters, and when that was checked."""
+    print_report(asdict(find_entry(name)), _describe_entry, json)
+
+
+def _describe_list(entries: dict) -> str:
+    lines = [f"{'name':<24}{'rows':>14}{'GB':>8}  what"]
+    for name, entry in entries.items():
+        size = f"{entry['gigabytes']:,.0f}" if entry["gigabytes"] else ""
+        rows = f"{entry['rows']:,}" if entry["rows"] else ""
+        lines.append(f"{name:<24}{rows:>14}{size:>8}  {entry['title']}{' (withdrawn)' if entry['withdrawn'] else ''}")
+    more = "No number: not published. `ppldm dataset show NAME` says more; hf:OWNER/NAME is any data set of the hub"
+    return "\n".join([*lines, more])
+
+
+def _describe_entry(entry: dict) -> str:
+    facts = {
+        "what": entry["title"],
+        "licence": f"{entry['licence']['name']} ({entry['licence']['page']})",
+        "terms to accept": entry["gate"],
+        "withdrawn": entry["withdrawn"],
+        "rows": f"{entry['rows']:,}" if entry["rows"] else "",
+        "rows after the filter": f"{entry['filtered_rows']:,} published" if entry["filtered_rows"] else "",
+        "GB": entry["gigabytes"],
+        "pipeline": entry["pipeline"],
+        "train with": entry["training_flags"],
+        "not looked up": entry["unsure"],
+        "checked": f"{entry['checked']}, by {'; '.join(entry['facts'])}" if entry["checked"] else "",
+    }
+    lines = [entry["name"], *(f"{name:<22}{value}" for name, value in facts.items() if value), "files"]
+    for source in (*entry["pictures"], *entry["captions"]):
+        place = source["hub"] and f"hf:{source['hub']} at {source['revision']}: "
+        small = f" (small: {', '.join(source['small'])})" if source["small"] else ""
+        lines.append(f"  {place}{', '.join(source['all'])}{small}")
+    return "\n".join(lines)

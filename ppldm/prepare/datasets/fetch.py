@@ -1,9 +1,9 @@
 """One file from a server, once: resumed where it broke off, compared with its size and SHA-256, finished or absent.
 
 What has arrived lies in `.NAME.part`, and `.NAME.part.json` says of which state of the file it is (its ETag, or time of
-change). The rest is asked for by Range and If-Range, so that a file which changed meanwhile begins anew. A server that
-breaks off, hangs or asks for patience (429, 503, Retry-After) is asked again while it still gives something; one that
-gives nothing, _TRIES times. The token of the hub is read where it is needed, sent to the hub only, and never kept.
+change). The rest is asked for by Range and If-Range: a file that changed meanwhile begins anew. A server that breaks
+off, hangs or asks for patience (429, 503, Retry-After) is asked again while it still gives something, else _TRIES
+times. The token of the hub is sent to the hub only, and never kept.
 """
 
 import time
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ...utils.checksums import file_sha256
+from ...utils.checksums import hash_file
 from ...utils.errors import DataError, EnvironmentProblem
 from ...utils.files import finish_file, make_output_dir, read_json, write_json
 from ...utils.log import get_logger
@@ -26,9 +26,8 @@ _PASSING = (408, 425, 429, 500, 502, 503, 504)
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """name: where it goes, below the folder of the source. url: "" where the list of links has not been given. size in
-    bytes and sha256: None where nobody says. page: where its terms are, or its list. is_hub: whether the hub has it;
-    is_link: whether its address expires."""
+    """name: where it goes, below the folder of the source. url: "" where the list of links has not been given. size,
+    sha256: None where nobody says. page: of its terms, or its list. is_link: whether its address expires."""
 
     name: str
     url: str
@@ -40,11 +39,7 @@ class RemoteFile:
 
 
 class _TryAgain(Exception):
-    """seconds: how long the server wants to be left alone; None where it does not say."""
-
-    def __init__(self, reason: str, seconds: float | None = None):
-        super().__init__(reason)
-        self.seconds = seconds
+    """Its second argument: for how many seconds the server wants to be left alone; None where it does not say."""
 
 
 def fetch(file: RemoteFile, folder: Path) -> Path:
@@ -52,17 +47,17 @@ def fetch(file: RemoteFile, folder: Path) -> Path:
     path = folder / file.name
     part = path.with_name(f".{path.name}.part")
     if is_fetched(file, folder):
-        drop_part(part)  # of which a kill may have left the note
+        _drop(part)  # of which a kill may have left the note
         return path
     if not file.url:
         raise DataError(f"{file.name} is still to be fetched; name the list with its link by --links ({file.page})")
     make_output_dir(path.parent)
     _persist(file, lambda: _fetch_rest(file, part), lambda: _size_of(part))
-    if file.sha256 and file_sha256(part) != file.sha256:
-        drop_part(part)
+    if file.sha256 and hash_file(part) != file.sha256:
+        _drop(part)
         raise DataError(f"{file.name} arrived damaged (its SHA-256 is not the one stated); give the same command again")
     finish_file(part, path)
-    drop_part(part)
+    _drop(part)
     return path
 
 
@@ -85,25 +80,25 @@ def measure_speed(file: RemoteFile, seconds: float = 3.0, most_bytes: int = 32 <
 
 
 def _persist(file: RemoteFile, act: Callable, measure: Callable[[], int]):
-    """What `act` returns, which is called until it raises no _TryAgain, or too often without `measure` growing. Raises
-    EnvironmentProblem."""
+    """What `act` returns, once it raises no _TryAgain. Raises EnvironmentProblem where `measure` does not grow."""
     failures = 0
     while True:
         before = measure()
         try:
             return act()
         except _TryAgain as error:
+            reason, seconds = error.args
             failures = 1 if measure() > before else failures + 1
             if failures >= _TRIES:
                 raise EnvironmentProblem(
-                    f"{file.name} cannot be fetched ({error}); the same command goes on where it stopped"
+                    f"{file.name} cannot be fetched ({reason}); the same command goes on where it stopped"
                 ) from error
-            wait = _FIRST_WAIT_SECONDS * 2 ** (failures - 1) if error.seconds is None else error.seconds
-            get_logger().info("%s: %s; trying again", file.name, error)
+            wait = _FIRST_WAIT_SECONDS * 2 ** (failures - 1) if seconds is None else seconds
+            get_logger().info("%s: %s; trying again", file.name, reason)
             time.sleep(min(wait, _LONGEST_WAIT_SECONDS))
 
 
-def drop_part(part: Path) -> None:
+def _drop(part: Path) -> None:
     """Remove what has arrived of a file, and what is known of it."""
     part.unlink(missing_ok=True)
     _note(part).unlink(missing_ok=True)
@@ -119,40 +114,33 @@ def _size_of(path: Path) -> int:
 
 def _fetch_rest(file: RemoteFile, part: Path) -> None:
     """Add to `part` what it lacks. Raises _TryAgain where something is still missing."""
+    from requests.exceptions import RequestException
+    from urllib3.exceptions import HTTPError
+
     start, version = _size_of(part), (read_json(_note(part)) or {}).get("version")
     if start and start == file.size:
         return
     headers = {"Range": f"bytes={start}-", "If-Range": version} if start and version else {}
     with _ask(file, headers) as answer:
         if answer.status_code == 416:
-            drop_part(part)
-            raise _TryAgain("it changed on the server")
-        place = answer.headers.get("Content-Range") or ""
-        goes_on = answer.status_code == 206 and place.startswith(f"bytes {start}-")
-        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
-        size = _stated_size(answer)
-        if not goes_on:
-            drop_part(part)
-            write_json(_note(part), {"version": None if (version or "").startswith("W/") else version})
-        _append(answer, part, file.name)
-    expected = file.size if file.size is not None else size
+            _drop(part)
+            raise _TryAgain("it changed on the server", None)
+        if answer.status_code != 206 or not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            _drop(part)
+            version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or "W/"
+            write_json(_note(part), {"version": None if version.startswith("W/") else version})
+        try:
+            with open(part, "ab") as out:
+                # Bytes as they are sent: what is stored compressed stays so.
+                for block in answer.raw.stream(_BLOCK_BYTES, decode_content=False):
+                    out.write(block)
+        except (RequestException, HTTPError, ConnectionError, TimeoutError) as error:
+            raise _TryAgain(f"the connection broke off ({type(error).__name__})", None) from error
+    expected = file.size if file.size is not None else _stated_size(answer)
     if expected is not None and _size_of(part) != expected:
         if _size_of(part) > expected:
-            drop_part(part)
-        raise _TryAgain(f"{_size_of(part):,} of {expected:,} bytes have arrived")
-
-
-def _append(answer, part: Path, name: str) -> None:
-    from requests.exceptions import RequestException
-    from urllib3.exceptions import HTTPError
-
-    try:
-        with open(part, "ab") as out:
-            # Bytes as they are sent: what is stored compressed stays so.
-            for block in answer.raw.stream(_BLOCK_BYTES, decode_content=False):
-                out.write(block)
-    except (RequestException, HTTPError, ConnectionError, TimeoutError) as error:
-        raise _TryAgain(f"the connection broke off ({type(error).__name__})") from error
+            _drop(part)
+        raise _TryAgain(f"{_size_of(part):,} of {expected:,} bytes have arrived", None)
 
 
 def _ask(file: RemoteFile, headers: dict):
@@ -167,7 +155,7 @@ def _ask(file: RemoteFile, headers: dict):
     try:
         answer = requests.get(file.url, headers=headers, stream=True, timeout=_TIMEOUT_SECONDS)
     except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
-        raise _TryAgain(f"no answer of {urlsplit(file.url).hostname} ({type(error).__name__})") from error
+        raise _TryAgain(f"no answer of {urlsplit(file.url).hostname} ({type(error).__name__})", None) from error
     except requests.RequestException as error:
         raise DataError(f"{file.name}: its address cannot be fetched ({type(error).__name__}); check it") from error
     if answer.status_code in (200, 206, 416):
@@ -180,7 +168,6 @@ def _ask(file: RemoteFile, headers: dict):
 
 
 def refusal(file: RemoteFile, status: int) -> DataError:
-    """What a status that will not pass means, and what to do."""
     if file.is_link:
         return DataError(
             f"the link of {file.name} is refused ({status}): such links expire; get a new list at {file.page} and give "

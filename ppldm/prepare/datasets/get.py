@@ -1,11 +1,11 @@
-"""From an entry to files to train on: fetch, extract, convert, verify; of tables of URLs, fetch and `ppldm pipeline`.
+"""`ppldm dataset get`: from an entry to files to train on: fetch, extract, convert, verify; of tables of URLs, fetch
+and `ppldm pipeline`.
 
 Each stage keeps what is finished, so the same command goes on wherever it was stopped, and given twice it makes the
-data once. The list of files is made once: later runs keep the commit of the hub that the first one saw. Of a list of
-links only names are kept, since the links expire.
+data once. Later runs keep the list of files, and the commit of the hub, that the first one saw, but not expiring links.
 
     OUT/source/             files as they were fetched
-    OUT/rows/               tars of samples, where files needed captions or names of columns (`file_tasks`)
+    OUT/rows/               tars of samples, where files needed captions or names of columns (`extract`)
     OUT/data/               part files and NAME.filelist.list, what training takes
     OUT/pipeline/           of tables of URLs: all of `ppldm pipeline`, its data/ among it
     OUT/report.json         rows and bytes of each stage
@@ -14,6 +14,7 @@ links only names are kept, since the links expire.
 
 import csv
 import os
+import shlex
 import sys
 from collections import Counter
 from contextlib import redirect_stdout
@@ -21,41 +22,80 @@ from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
+import yaml
+
 from ...data.formats.sample_files import IMAGE_SUFFIXES
+from ...utils.checksums import hash_file
 from ...utils.errors import ConfigError, DataError, EnvironmentProblem
 from ...utils.files import (
     count_free_bytes,
+    local_path,
     make_output_dir,
     read_json,
     remove_leftovers,
     write_json,
     write_text,
 )
-from ...utils.jobs import JobFolder, Piece, finish, make_key
-from ...utils.log import get_logger
-from ...utils.processes.workers import check_workers
+from ...utils.jobs import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_state
+from ...utils.log import get_logger, progress
+from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.stages import Stage, run_stage, tell
-from .captions import make_captions
-from .entry import Entry, Source, expand
-from .fetch import RemoteFile, is_fetched, measure_speed, refusal
-from .file_tasks import FileTask, fetch_only, get_file, map_files
+from ...utils.text import print_report
+from .entry import SIZES, Entry, Source, expand, find_entry
+from .extract import extract, make_captions
+from .fetch import RemoteFile, fetch, is_fetched, measure_speed, refusal
 
 _HIDDEN = ".dataset"
 _ROWS_PER_CORE_SECOND = 60  # converted: pictures of a million pixels decoded, shrunk and encoded
 _SIDE, _LEAST_SIDE, _FILTER = 512, 256, "bicubic"  # as micro_diffusion prepares its sets
-_TAKEN = "verified"
 _NAMING_TABLES = (".csv", ".jsonl")
 _PICTURES = tuple(f".{suffix}" for suffix in IMAGE_SUFFIXES)
 _SMALL_SHARE = 0.01
 
 
+def get(
+    name: str,  # of `ppldm dataset list`, or hf:OWNER/NAME for any data set of the Hugging Face hub
+    size: Annotated[str, {"choices": SIZES}],  # small, about 1 %, or all
+    overrides: Annotated[list, {"opt": False, "nargs": "*", "type": str}] = (),  # of sets of URLs: download.retries=2
+    out: Annotated[str, {"opt": True, "required": True}] = "",  # folder for everything; made if missing
+    links: str = "",  # the list of links, for sets whose links expire
+    files: Annotated[list, {"nargs": "*", "type": str, "opt": True}] = (),  # of hf:OWNER/NAME: patterns of file names
+    image_col: str = "",  # of hf:OWNER/NAME: column of the pictures; by default image, jpg, ...
+    caption_col: str = "",  # of hf:OWNER/NAME: column of the captions; by default text, caption, ...
+    url_col: str = "",  # of hf:OWNER/NAME: column of URLs to download, where there are no pictures
+    remove_archives: bool = False,  # remove each archive once its rows are extracted
+    precompute: str = "",  # flags of `ppldm precompute`, in quotes, to make latents at the end
+    num_workers: int = 0,  # processes; 0 means one per core. The data do not depend on it
+    master: str = "",  # a Spark cluster, such as spark://host:7077, whose nodes share --out
+    dry_run: bool = False,  # say how many bytes and hours it takes, ask the source, and write nothing
+    json: bool = False,  # print the report as JSON instead of text
+):
+    """Fetch a data set, extract and convert it, and verify every row.
+
+    Pictures of less than 256 pixels are left out, short sides over 512 shrunk to it. Stopped at any point, the same
+    command goes on; given twice, it makes the data once. Terms of the data are yours to accept: the command says where.
+    """
+    if size not in SIZES:
+        raise ConfigError(f"the size is {size!r}; it must be small or all")
+    entry = find_entry(name, files, {"image": image_col, "caption": caption_col, "url": url_col})
+    if overrides and not entry.pipeline:
+        raise ConfigError(f"{overrides[0]} is for sets of URLs, and {name} has pictures; omit it")
+    if entry.withdrawn:
+        get_logger().warning("%s: %s", name, entry.withdrawn)
+    words = tuple(shlex.split(precompute)), tuple(overrides)
+    request = Request(entry, size, local_path(out), links, num_workers, master, remove_archives, *words)
+    if dry_run:
+        print_report(project(request), _describe_projection, json)
+        return
+    print_report(get_dataset(request), lambda report: _describe_report(report, entry), json)
+
+
 @dataclass(frozen=True)
 class Request:
-    """What is asked for. links: path of the list of links. precompute: flags of `ppldm precompute`, words. overrides:
-    settings of the pipeline, key=value."""
+    """links: path of their list. precompute: words of its flags. overrides: settings of the pipeline, key=value."""
 
     entry: Entry
     size: str
@@ -69,12 +109,10 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of filelists."""
         return self.entry.name.rpartition("/")[2].removeprefix("hf:")
 
     @property
     def job(self) -> JobFolder:
-        """The folder with its records."""
         return JobFolder(self.out, _HIDDEN, "data set")
 
     @property
@@ -85,11 +123,86 @@ class Request:
         return named | {"sources": sources, "query": self.entry.query}
 
 
+@dataclass(frozen=True)
+class FileTask:
+    """One file to fetch to a folder of the data set and, with `extracts`, to make a tar of."""
+
+    request: Request
+    file: RemoteFile
+    folder: str = "source"
+    extracts: bool = False
+
+    @property
+    def tar(self) -> Path:
+        return self.request.out / "rows" / f"{self.file.name}.tar"
+
+    @property
+    def record(self) -> Path:
+        return self.request.job.notes / "rows" / f"{self.file.name}.json"
+
+    @property
+    def most_rows(self) -> int:
+        """Of the tar; 0 for all."""
+        return self.request.entry.small_rows if self.request.size == "small" else 0
+
+    def key(self) -> dict:
+        """Settings and input of the tar; of the captions' making, what it was made from."""
+        made = (read_json(self.request.job.record_path("captions")) or {}).get("key", {}).get("input", {})
+        settings: dict = {"file": self.file.name, "size": self.file.size, "sha256": self.file.sha256}
+        settings |= {"columns": self.request.entry.columns, "most_rows": self.most_rows}
+        return {"settings": settings, "input": {"content": made.get("content", "")}}
+
+    def is_whole(self, record: dict) -> bool:
+        """Whether the tar is that of a record."""
+        if record["output"] == take_state(list_pieces(self.tar)):
+            return True
+        return (hash_file(self.tar) if self.tar.is_file() else None) == record["sha256"]
+
+
+def map_files(tasks: list[FileTask], num_workers: int, master: str) -> list[dict]:
+    """The accounts of tasks in their order, by processes of this machine or by Spark."""
+    if not tasks:
+        return []
+    for folder in {task.record.parent for task in tasks if task.extracts}:
+        make_output_dir(folder)
+    if master:
+        from ...utils.machine.spark import DRIVER_MEMORY_GB, run_tasks, spark_session
+
+        with spark_session(master, DRIVER_MEMORY_GB) as spark:
+            return [account for _, account in run_tasks(spark, "fetch", tasks, get_file)]
+    done = {}
+    with progress(total=len(tasks), desc="files", unit="file") as bar:
+        for task, account in map_unordered(get_file, tasks, check_workers(num_workers)):
+            done[task.file.name] = account
+            bar.update()
+    return [done[task.file.name] for task in tasks]
+
+
+def get_file(task: FileTask) -> dict:
+    """Fetch a file and, where it is to be, extract it, unless that is done; its account, or only {"bytes"}."""
+    folder, entry = task.request.out / task.folder, task.request.entry
+    if not task.extracts:
+        return {"bytes": fetch(task.file, folder).stat().st_size}
+
+    def make() -> dict:
+        path = fetch(task.file, folder)
+        captions = task.request.job.notes / "captions.parquet" if entry.captions else None
+        account = extract(path, task.tar, captions, entry.columns, task.most_rows)
+        return account | {"bytes": path.stat().st_size, "output": take_state(list_pieces(task.tar))}
+
+    record, _ = finish(task.record, task.key(), task.is_whole, make)
+    if task.request.remove_archives:
+        (folder / task.file.name).unlink(missing_ok=True)
+    return record
+
+
 def get_files(request: Request) -> tuple[list[RemoteFile], list[RemoteFile]]:
-    """(files of pictures or URLs, of captions), as the first run saw them. Raises PpldmError."""
+    """(files of pictures or URLs, of captions), as the first run saw them, with today's links. Raises PpldmError."""
     known = read_json(request.job.record_path("files"))
     if known and not request.job.check(request.settings):
-        return from_record(known["pictures"], request.links), from_record(known["captions"], request.links)
+        today, kinds = read_links(request.links) if request.links else {}, ("pictures", "captions")
+        pictures, captions = ([RemoteFile(**file) for file in known[kind]] for kind in kinds)
+        return [replace(file, url=today.get(file.name, file.url)) for file in pictures], captions
     entry = request.entry
     pictures = list_files(entry, entry.pictures, request.size, request.links)
     return pictures, list_files(entry, entry.captions, request.size) if entry.captions else []
@@ -102,9 +215,8 @@ def _extracts(entry: Entry, files: list[RemoteFile]) -> bool:
 
 
 def project(request: Request) -> dict:
-    """Bytes and hours that are still to come: the size that is stated, the speed of the first file, on this machine.
-    Where the source cannot be reached, `unreachable` says why, and bytes are those published of the whole set or of its
-    share. Writes nothing. Raises PpldmError, also where the source refuses this user."""
+    """Bytes and hours that are still to come, by the size that is stated and the speed of the first file; as published,
+    with `unreachable`, where the source cannot be reached. Writes nothing. Raises PpldmError."""
     request.job.check(request.settings)
     entry, out, share = request.entry, request.out, _SMALL_SHARE if request.size == "small" else 1
     rows = round((entry.rows or 0) * share)
@@ -116,57 +228,60 @@ def project(request: Request) -> dict:
         "convert_hours": round(rows / _ROWS_PER_CORE_SECOND / check_workers(request.num_workers) / 3600, 2),
     }
     try:
-        return plan | _ask_source(request)
+        pictures, captions = get_files(request)
+        extracts = _extracts(entry, pictures)
+        tasks = [FileTask(request, file, extracts=extracts) for file in (*captions, *pictures)]
+        folders = out / "source", out / "captions"
+        waiting = [task for task in tasks if not any(is_fetched(task.file, folder) for folder in folders)]
+        made = (one.extracts and find_finished(one.record, one.key(), one.is_whole) is not None for one in waiting)
+        left = [task.file for task, is_made in zip(waiting, made, strict=True) if not is_made]
+        speed, first_size = measure_speed(left[0]) if left else (0.0, None)
     except EnvironmentProblem as error:
         if not entry.gigabytes:
             raise
         published = round(entry.gigabytes * 1e9 * (1 if entry.small_rows else share))
         return plan | {"files": None, "bytes_left": published, "fetch_hours": None, "unreachable": str(error)}
-
-
-def _ask_source(request: Request) -> dict:
-    """How many files and bytes are left, and how long they take to fetch. Raises PpldmError."""
-    pictures, captions = get_files(request)
-    extracts = _extracts(request.entry, pictures)
-    left = [file for file in (*captions, *pictures) if not _is_done(request, file, extracts)]
-    speed, first_size = measure_speed(left[0]) if left else (0.0, None)
     known = [file.size for file in left if file.size is not None] or [first_size or 0]
-    num_bytes = round(sum(known) * len(left) / len(known)) if left else 0
-    return {
-        "files": len(pictures) + len(captions),
-        "files_left": len(left),
-        "bytes_left": num_bytes,
-        "fetch_hours": round(num_bytes / speed / 3600, 2) if left and speed else 0.0,
-    }
+    num_bytes = round(sum(known) * len(left) / len(known))
+    plan |= {"files": len(tasks), "files_left": len(left), "bytes_left": num_bytes}
+    return plan | {"fetch_hours": round(num_bytes / speed / 3600, 2) if left and speed else 0.0}
 
 
 def get_dataset(request: Request) -> dict:
     """Run all stages, and return the report. Raises PpldmError."""
-    job, out, workers = request.job, request.out, (request.num_workers, request.master)
+    job, out, entry, workers = request.job, request.out, request.entry, (request.num_workers, request.master)
     pictures, captions = get_files(request)
     with job.claimed(request.settings):
         for folder, _, _ in os.walk(out):
             remove_leftovers(folder)
         if not job.record_path("files").exists():
-            write_json(job.record_path("files"), {"pictures": as_record(pictures), "captions": as_record(captions)})
-        report: dict[str, Any] = {"name": request.entry.name, "size": request.size}
+            files = [replace(file, url="") if file.is_link else file for file in pictures]  # whose links expire
+            known = {"pictures": [*map(asdict, files)], "captions": [*map(asdict, captions)]}
+            write_json(job.record_path("files"), known)
+        report: dict[str, Any] = {"name": entry.name, "size": request.size}
         if captions:
             tell(f"captions: {len(captions)} file(s)")
-            map_files(fetch_only, [_fetch_task(request, file, "captions") for file in captions], *workers)
-            report |= _make_captions(request, [out / "captions" / file.name for file in captions])
-        extracts = _extracts(request.entry, pictures)
+            map_files([FileTask(request, file, "captions") for file in captions], *workers)
+            table, record = job.notes / "captions.parquet", job.record_path("captions")
+            paths = [out / "captions" / file.name for file in captions]
+            key = make_key({"query": entry.query}, (Piece(path, path.name) for path in paths), record)
+            make = partial(make_captions, paths, entry.query, table)
+            report["captions"] = finish(record, key, lambda _: table.exists(), make)[0]["captions"]
+        extracts = _extracts(entry, pictures)
         tell(f"{'fetch and extract' if extracts else 'fetch'}: {len(pictures)} file(s)")
         # Pictures that tables name come before these, and are not extracted themselves.
         named = [file for file in pictures if extracts and file.name.lower().endswith(_PICTURES)]
-        accounts = map_files(fetch_only, [_fetch_task(request, file, "source") for file in named], *workers)
-        num_bytes = sum(one["bytes"] for one in accounts)
-        tasks = [_picture_task(request, file, extracts) for file in pictures if file not in set(named)]
-        accounts = map_files(get_file, tasks, *workers)
-        report |= {"files": len(pictures), "bytes": num_bytes + sum(one["bytes"] for one in accounts)}
-        if request.entry.pipeline:
-            report |= _run_pipeline(request, [task.source / task.file.name for task in tasks])
+        fetched = map_files([FileTask(request, file) for file in named], *workers)
+        tasks = [FileTask(request, file, extracts=extracts) for file in pictures if file not in set(named)]
+        accounts = map_files(tasks, *workers)
+        report |= {"files": len(pictures), "bytes": sum(one["bytes"] for one in fetched + accounts)}
+        if entry.pipeline:
+            report |= _run_pipeline(request, [out / "source" / task.file.name for task in tasks])
         else:
-            report |= {"extracted": _add_up(accounts)} if extracts else {}
+            if extracts:
+                skipped = sum((Counter(one["skipped"]) for one in accounts), Counter())
+                report["extracted"] = {name: sum(one[name] for one in accounts) for name in ("rows_in", "rows_out")}
+                report["extracted"] |= {"skipped": dict(sorted(skipped.items()))}
             report |= _convert(request, report)
         _verify(request, Path(report["file_list"]))
         if request.precompute:
@@ -174,48 +289,6 @@ def get_dataset(request: Request) -> dict:
             run_stage(Stage("precompute", "latents", words, 0), stdout=sys.stderr)
         write_json(out / "report.json", report)
     return report
-
-
-def _is_done(request: Request, file: RemoteFile, extracts: bool) -> bool:
-    task = _picture_task(request, file, extracts)
-    if is_fetched(file, task.source) or is_fetched(file, request.out / "captions"):
-        return True
-    return task.is_extracted()
-
-
-def _fetch_task(request: Request, file: RemoteFile, folder: str) -> FileTask:
-    return FileTask(file, request.out / folder, request.out)
-
-
-def _picture_task(request: Request, file: RemoteFile, extracts: bool) -> FileTask:
-    task = _fetch_task(request, file, "source")
-    if not extracts:
-        return task
-    entry, notes = request.entry, request.job.notes
-    made = (read_json(notes / "captions.json") or {}).get("key", {}).get("input", {}).get("content", "")
-    return replace(
-        task,
-        record=notes / "rows" / f"{file.name}.json",
-        tar=request.out / "rows" / f"{file.name}.tar",
-        captions=notes / "captions.parquet" if entry.captions else None,
-        content=made,
-        columns=tuple(sorted(entry.columns.items())),
-        most_rows=entry.small_rows if request.size == "small" else 0,
-        remove=request.remove_archives,
-    )
-
-
-def _make_captions(request: Request, files: list[Path]) -> dict:
-    table, record = request.job.notes / "captions.parquet", request.job.record_path("captions")
-    key = make_key({"query": request.entry.query}, (Piece(path, path.name) for path in files), record)
-    made, _ = finish(record, key, lambda _: table.exists(), partial(make_captions, files, request.entry.query, table))
-    return {"captions": made["captions"]}
-
-
-def _add_up(accounts: list[dict]) -> dict:
-    skipped = sum((Counter(one["skipped"]) for one in accounts), Counter())
-    totals = {name: sum(one[name] for one in accounts) for name in ("rows_in", "rows_out")}
-    return totals | {"skipped": dict(sorted(skipped.items()))}
 
 
 def _convert(request: Request, report: dict) -> dict:
@@ -243,16 +316,13 @@ def _verify(request: Request, file_list: Path) -> None:
     def run() -> dict:
         tell("verify")
         run_stage(Stage("verify", "reading every row", words, 0), stdout=sys.stderr)
-        return {_TAKEN: True}
+        return {"verified": True}
 
-    finish(record, make_key({}, [Piece(manifest, manifest.name)], record), lambda found: bool(found.get(_TAKEN)), run)
+    finish(record, make_key({}, [Piece(manifest, manifest.name)], record), lambda found: "verified" in found, run)
 
 
 def _run_pipeline(request: Request, tables: list[Path]) -> dict:
-    """Filter, download and convert tables of URLs; `parts`: which of how many of the filter's parts are
-    downloaded, where not all were asked for."""
-    import yaml
-
+    """Filter, download and convert tables of URLs; `parts`: those there, of how many, where not all are wanted."""
     from ..pipeline import pipeline, read_config
 
     folder, stated = request.out / "pipeline", request.entry.pipeline
@@ -278,8 +348,7 @@ def _run_pipeline(request: Request, tables: list[Path]) -> dict:
 
 
 def list_files(entry: Entry, sources: tuple[Source, ...], size: str, links: str = "") -> list[RemoteFile]:
-    """The files of sources, in order. links: the path of the list, where there is one. Raises ConfigError, DataError,
-    EnvironmentProblem."""
+    """The files of sources, in order. Raises ConfigError, DataError, EnvironmentProblem."""
     several = len({source.hub for source in sources}) > 1
     files = []
     for source in sources:
@@ -291,17 +360,6 @@ def list_files(entry: Entry, sources: tuple[Source, ...], size: str, links: str 
         if not file.name or PurePosixPath(file.name).is_absolute() or ".." in PurePosixPath(file.name).parts:
             raise DataError(f"{entry.name} names the file {file.name!r}, which would lie elsewhere; see {entry.page}")
     return files
-
-
-def as_record(files: list[RemoteFile]) -> list[dict]:
-    """For a JSON file: without the links that expire."""
-    return [asdict(file) | ({"url": ""} if file.is_link else {}) for file in files]
-
-
-def from_record(stated: list[dict], links: str = "") -> list[RemoteFile]:
-    """What `as_record` gave, with today's links where a list of them is given."""
-    today = read_links(links) if links else {}
-    return [RemoteFile(**one | ({"url": today[one["name"]]} if one["name"] in today else {})) for one in stated]
 
 
 def read_links(path: str) -> dict[str, str]:
@@ -318,17 +376,16 @@ def read_links(path: str) -> dict[str, str]:
 
 
 def _list(entry: Entry, source: Source, size: str, links: str) -> list[RemoteFile]:
+    known, facts = {}, {"page": entry.page}
     if source.links:
         if not links:
             raise ConfigError(
                 f"{entry.name} comes by a list of links that expire; get it at {entry.page} and add --links FILE"
             )
         known = {name: {"url": url} for name, url in read_links(links).items()}
-        facts = {"page": entry.page, "is_link": True}
+        facts["is_link"] = True
     elif source.hub:
-        known, facts = _list_hub(entry, source), {"page": entry.page, "is_hub": True}
-    else:
-        known, facts = {}, {"page": entry.page}
+        known, facts["is_hub"] = _list_hub(entry, source), True
     found = []
     for pattern in source.patterns(size):
         for name in expand(pattern):
@@ -372,3 +429,35 @@ def _list_hub(entry: Entry, source: Source) -> dict[str, dict]:
         }
         for name, one in sizes.items()
     }
+
+
+def _describe_projection(plan: dict) -> str:
+    rows = f"about {plan['rows']:,} rows, " if plan["rows"] else ""
+    room = "" if plan["bytes_free"] > 2 * plan["bytes_left"] else "; the disk has too little room for it and its parts"
+    fetch, why = f"{plan['bytes_left'] / 1e9:,.2f} GB", ""
+    if "unreachable" in plan:
+        fetch, why = f"about {fetch} to fetch, as published", f"; not asked, {plan['unreachable']}"
+    else:
+        files = f"{plan['files_left']} of {plan['files']} file(s) to fetch"
+        fetch = f"{files}, {fetch} in {plan['fetch_hours']} h at the speed measured"
+    return (
+        f"{rows}{fetch}, {plan['convert_hours']} h to convert; "
+        f"{plan['bytes_free'] / 1e9:,.0f} GB are free{room}; nothing was written{why}"
+    )
+
+
+def _describe_report(report: dict, entry: Entry) -> str:
+    lines = [f"{report['name']} {report['size']}: {report['files']} file(s), {report['bytes'] / 1e6:,.1f} MB fetched"]
+    for stage in ("extracted", "converted", *report.get("stages", ())):
+        counts = report.get(stage) or report.get("stages", {}).get(stage)
+        if counts:
+            left_out = counts.get("skipped", counts.get("dropped", {}))
+            lines.append(f"{stage}: {counts['rows_out']:,} of {counts['rows_in']:,} rows")
+            lines += [f"  left out, {reason}: {count:,}" for reason, count in left_out.items()]
+    if "parts" in report:
+        there, parts = report["parts"]
+        more = next((number for number in range(1, parts + 1) if number not in there), None)
+        told = f"; the same command with download.part_id={more} adds another" if more else ""
+        lines.append(f"part {', '.join(map(str, there))} of {parts} is there{told}")
+    flags = f" {entry.training_flags}" if entry.training_flags else ""
+    return "\n".join([*lines, f"train with --file_list {report['file_list']}{flags}"])

@@ -1,24 +1,46 @@
-"""`ppldm download`: the pictures of parquet metadata, by img2dataset, one part or all.
+"""`ppldm download`: the pictures of parquet metadata, fetched under bounds and written by img2dataset's writers.
 
 Before the first shard a sample of the URLs is fetched: where the network fails, the command stops, says what to mend,
 and nothing is marked complete. See `shard` and `part` for what holds of the result.
+
+A shard whose part lies at an address is made in a folder of the executor, then put there, `NNNNN_stats.json` last. Its
+journal is of that machine and ends with the try: what was fetched for a shard that was not finished is fetched again.
 """
 
-from dataclasses import fields
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from functools import partial
+from itertools import islice
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated
 
-from ...utils.errors import ConfigError, DataError
-from ...utils.files import RemotePath, remove_dir
-from ...utils.log import get_logger
-from ...utils.machine.spark import spark_session_if
-from ...utils.report import print_report
+from ...utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, PpldmError
+from ...utils.files import RemotePath, count_free_bytes, make_output_dir, remove_dir, write_json
+from ...utils.log import following, get_logger
+from ...utils.machine.spark import DRIVER_MEMORY_GB, run_tasks, spark_session, spark_session_if
+from ...utils.processes.workers import map_with_deadline
+from ...utils.text import print_report
 from ..block_list import BlockLists, read_block_list
-from ..place import is_address, is_remote, path_of
-from .failures import CLASSES, TEMPORARY, describe_report, merge_reports
+from ..place import AddressPath, is_address, is_remote, local_folder, path_of, put_files, reaching
+from . import failures, shard
+from .failures import TEMPORARY
+from .fetch import FetchSettings
+from .part import PartDownload, find_columns, find_parts, find_removed, sample_urls
+from .resize import Resizer, blame
+from .shard import ShardSettings, ShardTask
+
+DISTRIBUTORS = ("multiprocessing", "pyspark")
+_KILL_GRACE_SECONDS = 120
+_MAX_TRIES = 21  # of a shard, each after another picture was found that ends its process
+_PREFLIGHT_URL_SECONDS, _PREFLIGHT_SECONDS = 20, 300
+_MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
+_MIN_FREE_BYTES = 2**30  # below this, no more shards are begun
+_SPARE = 1.1
+_SHARDS_PER_JOB = 1000  # rows wait in files for their shard, a few MB each
 
 
 def download(
@@ -64,32 +86,39 @@ def download(
     Stopped at any point, the same command goes on; what was fetched for other metadata, or to another size, is refused
     or, with --redo, fetched again. Rows without a picture are counted by class: dns, timeout, 4xx, ...
     """
-    flags = SimpleNamespace(**locals())
-    from .run import DRIVER_MEMORY_GB, Runner
+    return run_download(SimpleNamespace(**locals()))
 
-    if preflight < 0:
-        raise ConfigError(f"--preflight is {preflight}; it must be 0 or more")
-    names = metadata, out
-    runner = Runner(distributor, master, processes_count)
-    on_spark = distributor == "pyspark"
+
+def run_download(flags: SimpleNamespace) -> dict:
+    """Carry out `ppldm download` by its flags, print the report and return it. Raises PpldmError."""
+    if flags.preflight < 0:
+        raise ConfigError(f"--preflight is {flags.preflight}; it must be 0 or more")
+    if flags.distributor not in DISTRIBUTORS:
+        raise ConfigError(f"--distributor {flags.distributor!r} is unknown; use {' or '.join(DISTRIBUTORS)}")
+    on_spark = flags.distributor == "pyspark"
+    if flags.master and not on_spark:
+        raise ConfigError("--master is only for --distributor pyspark; omit it")
+    if flags.processes_count < 1:
+        raise ConfigError(f"--processes-count is {flags.processes_count}; it must be at least 1")
+    names = flags.metadata, flags.out
     if not on_spark and (address := next(filter(is_remote, names), None)):
         raise ConfigError(f"{address} is an address, which needs --distributor pyspark; add it, or name a folder")
-    with spark_session_if(on_spark and any(map(is_address, names)), runner.spark_master, DRIVER_MEMORY_GB) as spark:
-        return _download_to(*(path_of(name, spark) for name in names), flags, runner)  # type: ignore[call-arg]
+    master = flags.master or f"local[{flags.processes_count}]"  # unless spark-submit says where
+    download = partial(_run_on_spark, master) if on_spark else partial(_run_here, flags.processes_count)
+    with spark_session_if(on_spark and any(map(is_address, names)), master, DRIVER_MEMORY_GB) as spark:
+        return _download_to(*(path_of(name, spark) for name in names), flags, download)  # type: ignore[call-arg]
 
 
-def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: SimpleNamespace, runner) -> dict:
-    from .part import PartDownload, find_removed
-    from .run import download_parts
-
+def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: SimpleNamespace, download) -> dict:
     found, kept = _find_columns(metadata, flags)
-    settings, retried = _make_settings(flags, kept), _retry_classes(flags.only) if flags.retry_failed else None
+    settings, retried = _make_settings(flags, kept), None
+    if flags.retry_failed:
+        retried = _words(flags.only)
+        if not retried or not {*retried} <= {*failures.CLASSES}:
+            raise ConfigError(f"--only {flags.only!r} names no class of failure; known: {', '.join(failures.CLASSES)}")
     if flags.redo and retried:
         raise ConfigError("--redo and --retry-failed are two steps; give one after the other")
-    parts = [
-        PartDownload(part, out / f"part_{part.number}", columns, settings, retried, flags.redo)
-        for part, columns in found
-    ]
+    parts = [PartDownload(part, out / f"part_{part.number}", own, settings, retried, flags.redo) for part, own in found]
     if stale := [part.folder.name for part in parts if part.is_stale]:
         get_logger().info("made again: %s", ", ".join(stale))
     removed = [] if flags.part_id else find_removed(metadata, out, parts, flags.redo)
@@ -97,9 +126,14 @@ def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: Sim
         for folder in removed:
             get_logger().info("removing %s: the metadata has no such part", folder)
             remove_dir(folder)
-        download_parts(parts, out, runner, flags.preflight, flags.ignore_disk_space)
-    report = merge_reports([part.report() for part in parts])
-    print_report(report, partial(_describe_plan, parts) if flags.dry_run else describe_report, flags.json)
+        download_parts(parts, out, download, flags.preflight, flags.ignore_disk_space)
+    report = failures.merge_reports([part.report() for part in parts])
+
+    def describe_plan(report: dict) -> str:
+        num_rows = sum(part.count_rows() for part in parts)
+        return f"{num_rows:,} of {report['rows']:,} rows would be fetched; nothing was written"
+
+    print_report(report, describe_plan if flags.dry_run else failures.describe_report, flags.json)
     if not flags.dry_run and report["unfinished_shards"]:
         raise DataError(
             f"{report['unfinished_shards']} shard(s) are not finished; the messages above say why, and the same "
@@ -108,11 +142,8 @@ def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: Sim
     return report
 
 
-def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]):
-    """The ShardSettings of flags. Raises ConfigError."""
-    from .fetch import FetchSettings
-    from .resize import Resizer
-    from .shard import ShardSettings
+def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]) -> ShardSettings:
+    """Raises ConfigError."""
 
     def make(kind: type, **others):
         """The settings of a kind, from the flags of their names and others."""
@@ -129,16 +160,8 @@ def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]):
     return make(ShardSettings, fetch=fetch, resizer=make(Resizer), columns=columns)
 
 
-def _describe_plan(parts: list, report: dict) -> str:
-    num_rows = sum(part.count_rows() for part in parts)
-    return f"{num_rows:,} of {report['rows']:,} rows would be fetched; nothing was written"
-
-
 def _find_columns(metadata: Path | RemotePath, flags: SimpleNamespace) -> tuple[list[tuple], tuple[str, ...]]:
-    """Each part and its columns, and the columns kept, under the names of the first part. Raises ConfigError where
-    parts have different columns."""
-    from .part import find_columns, find_parts
-
+    """Each part and its columns, and those kept, by the first part's names. Raises ConfigError where parts differ."""
     found, kept = [], ()
     for part in find_parts(metadata, flags.part_id):
         own = find_columns(part.path, flags.url_col, flags.caption_col, _words(flags.save_additional_columns))
@@ -157,9 +180,136 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _retry_classes(only: str) -> tuple[str, ...]:
-    classes = _words(only)
-    unknown = [name for name in classes if name not in CLASSES]
-    if unknown or not classes:
-        raise ConfigError(f"--only {only!r} names no class of failure; known: {', '.join(CLASSES)}")
-    return classes
+def download_shard_at(task: ShardTask, settings: ShardSettings, hadoop: str) -> dict:
+    """`shard.download_shard` to an address; `hadoop` are the settings of the file systems."""
+    with reaching(hadoop) as client, local_folder(task.part_folder.parent) as folder:
+        part, rows_file = task.part_folder.at(client), task.rows_file.at(client)
+        local = replace(task, part_folder=folder / part.name, rows_file=folder / rows_file.name)
+        rows_file.fetch(local.rows_file)
+        record = shard.download_shard(local, settings)
+        put_shard(local.part_folder, part, task.number)
+        rows_file.remove()
+    return record
+
+
+def put_shard(folder: Path, part: AddressPath, number: int) -> None:
+    """Copy a finished shard from a part's folder here to that at an address, in place of what there is of it."""
+    files = {piece: part / piece.name for piece in shard.find_pieces(folder, number)}
+    files |= {find(folder, number): find(part, number) for find in (shard.record_path, shard.stats_path)}
+    put_files(files, [*shard.find_pieces(part, number), shard.record_path(part, number)], shard.work_folder(part))
+
+
+def _run_here(num_processes: int, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> Iterator[tuple]:
+    """(task, its record or error, URLs of pictures that ended its process) of shards, in processes of this machine."""
+    counter = multiprocessing.get_context("spawn").Value("q", 0)
+    work = partial(shard.download_shard, settings=part.settings, on_fetch=partial(_add_one, counter))
+    seconds = part.settings.shard_seconds + part.settings.fetch.url_seconds + _KILL_GRACE_SECONDS
+    with following(lambda: (counter.value, num_rows), desc=part.folder.name, unit="url"):
+        for task, result in map_with_deadline(work, tasks, num_processes, seconds):
+            failed = isinstance(result, PpldmError)
+            yield task, result, blame(shard.journal_path(task.part_folder, task.number, ".decoding")) if failed else ()
+
+
+def _add_one(counter) -> None:
+    with counter.get_lock():
+        counter.value += 1
+
+
+def _run_on_spark(master: str, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> Iterator[tuple]:
+    """As `_run_here`, on Spark, which tells of no pictures."""
+    download = partial(shard.download_shard, settings=part.settings)
+    if isinstance(part.folder, AddressPath):
+        download = partial(download_shard_at, settings=part.settings, hadoop=part.folder.hadoop.settings())
+    with spark_session(master, DRIVER_MEMORY_GB) as spark:
+        if spark.conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+            raise ConfigError(
+                "Spark may take executors away in the middle of a download (spark.dynamicAllocation.enabled): it "
+                "would stop early or never end; set that to false"
+            )
+        while batch := list(islice(tasks, _SHARDS_PER_JOB)):
+            done = run_tasks(spark, part.folder.name, batch, download, is_lenient=True)
+            yield from ((task, result, ()) for task, result in done)
+
+
+def download_parts(
+    parts: Sequence[PartDownload], out, download: Callable, num_sampled: int, ignore_disk_space: bool
+) -> None:
+    """Download what is not done, by `_run_here` or `_run_on_spark`. Raises PpldmError where that makes no sense."""
+    todo = [part for part in parts if part.count_rows()]
+    for part in parts:
+        if part not in todo and part.job.is_new(*part.plan):
+            with part.claimed():
+                pass
+    if not todo:
+        return
+    num_bytes = _SPARE * _check_network(todo, num_sampled) if num_sampled else 0
+    make_output_dir(out)
+    if not ignore_disk_space and num_bytes > (free := count_free_bytes(out)):
+        raise OutputError(
+            f"about {num_bytes / 1e9:,.1f} GB are needed and {out} has {free / 1e9:,.1f} GB free; choose a larger disk "
+            "for --out, download part by part (--part-id), or go on all the same with --ignore-disk-space"
+        )
+
+    def begin(part: PartDownload) -> Iterator[ShardTask]:
+        for task in part.tasks():
+            if count_free_bytes(part.folder) < _MIN_FREE_BYTES:
+                raise OutputError(f"the disk of {part.folder} is nearly full; make room, and the same command goes on")
+            yield task
+
+    for part in todo:
+        with part.claimed():
+            tasks, num_rows, known = begin(part), part.count_rows(), -1
+            for _ in range(_MAX_TRIES):
+                failed, num_blamed = _try_shards(download(part, tasks, num_rows))
+                # Whoever finds no other picture to blame than the try before has no more to try.
+                if not failed or num_blamed == known:
+                    break
+                get_logger().warning("%s: %d shard(s) are tried once more", part.folder, len(failed))
+                tasks, num_rows, known = iter(failed), sum(task.num_rows for task in failed), num_blamed
+            report = part.report()
+            write_json(part.folder / ".download" / "report.json", report)
+        get_logger().info("%s: %s", part.folder, failures.describe_rows(report))
+
+
+def _try_shards(results: Iterable[tuple]) -> tuple[list[ShardTask], int]:
+    """The tasks left, and how many pictures ended their processes. Raises PpldmError where none can be finished."""
+    failed, num_blamed = [], 0
+    for task, result, urls in results:
+        if isinstance(result, EnvironmentProblem | OutputError | ConfigError):
+            raise result
+        if isinstance(result, PpldmError):
+            num_blamed += len(urls)
+            listed = ", ".join(map(failures.without_password, sorted(urls)))
+            told = f"{result}; left out from now on: {listed}" if urls else result
+            get_logger().warning("shard %d of %s: %s", task.number, task.part_folder, told)
+            failed.append(task)
+    return failed, num_blamed
+
+
+def _check_network(todo: Sequence[PartDownload], num_urls: int) -> float:
+    """How many bytes the pictures of all rows will take, by a sample of them. Raises EnvironmentProblem."""
+    num_rows, settings = sum(part.count_rows() for part in todo), todo[0].settings
+    num_urls = min(num_urls, max(_MIN_PREFLIGHT_URLS, num_rows // 20))
+    sampled = todo[:_MAX_SAMPLED_PARTS]
+    urls = [url for item in sampled for url in sample_urls(item.part, item.columns.url, -(-num_urls // len(sampled)))]
+    get_logger().info("fetching %d URLs of the metadata to see whether the network is sound", len(urls))
+    brief = replace(settings.fetch, url_seconds=min(settings.fetch.url_seconds, _PREFLIGHT_URL_SECONDS))
+    fetch = partial(shard.fetch_samples, settings=replace(settings, fetch=brief), seconds=_PREFLIGHT_SECONDS)
+    [(_, samples)] = map_with_deadline(fetch, [urls], 1, _PREFLIGHT_SECONDS + _KILL_GRACE_SECONDS)
+    if isinstance(samples, DataError):  # its process was ended, as a shard's may be
+        get_logger().warning("how much room the pictures need is not known: %s", samples)
+        return 0.0
+    if isinstance(samples, PpldmError):
+        raise samples
+    outcomes = [outcome for outcome, _ in samples]
+    if fault := failures.find_network_fault(outcomes, ask_again=True):
+        raise EnvironmentProblem(f"{fault}; nothing was marked complete, and the same command goes on")
+    failed = Counter(outcome.name for outcome in outcomes)
+    num_good = failed.pop("success", 0)
+    num_bytes = sum(size for _, size in samples)
+    lines = [
+        f"{num_good} of them are pictures, {num_bytes / 1e3 / max(num_good, 1):.0f} KB each as kept",
+        *failures.describe_failures(failed, len(samples), {}),
+    ]
+    get_logger().info("%s", "\n".join(lines))
+    return num_rows * num_bytes / max(len(samples), 1)

@@ -1,15 +1,11 @@
-"""Why a picture could not be had: img2dataset's messages sorted into classes.
+"""Why a picture could not be had: img2dataset's messages sorted into classes; and whether it is the network that fails.
 
 img2dataset records `str(error)` of what urllib or its resizer raised. `classify` is the one place that reads those
 words, so that folders made only by img2dataset are understood as well.
 
-Is it the network that fails, or are the links dead?
-
-Of the links of an old data set a fifth or more are dead; those rows are counted, and that is all. A resolver that gives
-up under load, a proxy or certificates that are missing look the same in a table of failures, but cost half of the data
-in silence. The two differ: a dead host's name does not come back when asked for again; sites refuse one by one, not
-half of the web at once. So hosts are counted and not URLs: each has one vote, divided among its URLs, lest ten thousand
-pictures of one dead host pass for a dead network.
+Of the links of an old data set a fifth or more are dead. A resolver that gives up under load, a proxy or certificates
+that are missing look the same in a table of failures, but cost half of the data in silence. Yet a dead host's name does
+not come back when asked for again, and sites refuse one by one. So each host has one vote, divided among its URLs.
 """
 
 import re
@@ -22,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from .hosts import host_of
+from .fetch import host_of
 
 # Of each class: what its messages look like, and what it means. The first that fits is taken.
 _CLASSES = {
@@ -49,10 +45,7 @@ _CLASSES = {
     "tls": (r"(?i)\bssl\b|certificate|TLSV1", "no trusted connection"),
     "refused": (r"\[Errno 111\]", "the host refuses connections"),
     "unreachable": (r"\[Errno (99|101|112|113)\]", "no way to the host"),
-    "reset": (
-        r"\[Errno (32|103|104)\]|Remote end closed|IncompleteRead|Connection reset",
-        "the connection broke off",
-    ),
+    "reset": (r"\[Errno (32|103|104)\]|Remote end closed|IncompleteRead|Connection reset", "the connection broke off"),
     "too_large": (r"area too large|decompression bomb|too many bytes", "more pixels or bytes than allowed"),
     "too_small": (r"too small", "fewer pixels than --min-image-size"),
     "aspect": (r"aspect ratio", "longer than --max-aspect-ratio allows"),
@@ -62,8 +55,7 @@ _CLASSES = {
 }
 # Failures that another try may mend.
 TEMPORARY = ("dns", "timeout", "deadline", "limited", "5xx", "reset", "refused", "unreachable", "tls", "proxy")
-# Part of every account of a shard: a change of the classes must change it.
-CLASSES_VERSION = 3
+CLASSES_VERSION = 3  # part of every account of a shard: a change of the classes must change it
 MEANINGS = {name: meaning for name, (_, meaning) in _CLASSES.items()}
 CLASSES = tuple(MEANINGS)
 _PATTERNS = {name: re.compile(pattern) for name, (pattern, _) in _CLASSES.items()}
@@ -71,8 +63,7 @@ _PATTERNS = {name: re.compile(pattern) for name, (pattern, _) in _CLASSES.items(
 _RESOLVER_TROUBLE = re.compile(r"\[Errno -3\]|Temporary failure in name resolution")
 # Shares of the votes above which the network is at fault, well above what dead links of the web cause.
 MAX_RESOLVER_TROUBLE, MAX_DNS, MAX_TLS, MAX_PROXY, MAX_UNREACHABLE, MAX_TIMEOUT = 0.05, 0.3, 0.2, 0.05, 0.3, 0.5
-# So few hosts prove nothing.
-_MIN_HOSTS = 8
+_MIN_HOSTS = 8  # fewer prove nothing
 _NETWORK_CLASSES = ("dns", "tls", "proxy", "unreachable", "refused", "timeout")
 _USER = re.compile(r"(?<=//)[^/?#]*@")
 _LOOKUPS, _PAUSE_SECONDS, _MAX_SECONDS = 3, 0.2, 60
@@ -109,9 +100,8 @@ def merge_reports(reports: list[dict]) -> dict:
 
 
 def describe_report(report: dict) -> str:
-    """The account as a table."""
-    lines = [f"{describe_rows(report)}, in {len(report['parts'])} part(s)"]
-    return "\n".join(lines + describe_failures(report["failed"], report["rows"], report["examples"]))
+    lines = describe_failures(report["failed"], report["rows"], report["examples"])
+    return "\n".join([f"{describe_rows(report)}, in {len(report['parts'])} part(s)", *lines])
 
 
 def describe_rows(report: dict) -> str:
@@ -133,12 +123,10 @@ class Outcome:
 
     @cached_property
     def name(self) -> str:
-        """The class, "success" or one of CLASSES."""
         return classify(self.status, self.message)
 
     @cached_property
     def host(self) -> str:
-        """The host's name, or an empty text."""
         return host_of(self.url or "")
 
 
@@ -148,11 +136,8 @@ def without_password(url: str) -> str:
 
 
 def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> str | None:
-    """What is wrong with the network and the remedy, in one line; None where nothing is.
-
-    With `ask_again`, names that have no address are looked up once more, which takes up to a minute, and URLs of a few
-    hosts that all fail are taken for a fault too.
-    """
+    """What is wrong with the network and the remedy, in one line, or None. With `ask_again`, names without address are
+    looked up once more, for up to a minute, and URLs of a few hosts that all fail are taken for a fault too."""
     urls_of = Counter(outcome.host for outcome in outcomes)
     votes = Counter()
     for outcome in outcomes:
@@ -204,31 +189,23 @@ def find_network_fault(outcomes: Sequence[Outcome], ask_again: bool = False) -> 
 def _count_resolver_trouble(outcomes: Iterable[Outcome], urls_of: Counter, ask_again: bool) -> float:
     """The votes of those of class dns that the resolver is to blame for: it said so itself, or the name has an address
     when asked for again, alone. Counts no further than needed."""
-    trouble, hosts = 0.0, Counter()
-    for outcome in outcomes:
-        if outcome.name != "dns":
-            continue
-        if _RESOLVER_TROUBLE.search(outcome.message):
-            trouble += 1 / urls_of[outcome.host]
-        else:
-            hosts[outcome.host] += 1
+    failed = [outcome for outcome in outcomes if outcome.name == "dns"]
+    admitted = [outcome.host for outcome in failed if _RESOLVER_TROUBLE.search(outcome.message)]
+    trouble = sum((1 / urls_of[host] for host in admitted), 0.0)
+    hosts = Counter(outcome.host for outcome in failed) - Counter(admitted)
     last_moment = time.monotonic() + _MAX_SECONDS
     enough = max(_MIN_HOSTS, MAX_RESOLVER_TROUBLE * len(urls_of) + 1)
     for host, count in hosts.items() if ask_again else ():
         if trouble >= enough or time.monotonic() > last_moment:
             break
-        trouble += count / urls_of[host] * _has_address_after_all(host)
+        for _ in range(_LOOKUPS):
+            try:
+                socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)
+                trouble += count / urls_of[host]
+                break
+            except (socket.gaierror, UnicodeError):
+                time.sleep(_PAUSE_SECONDS)
     return trouble
-
-
-def _has_address_after_all(host: str) -> bool:
-    for _ in range(_LOOKUPS):
-        try:
-            socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)
-            return True
-        except (socket.gaierror, UnicodeError):
-            time.sleep(_PAUSE_SECONDS)
-    return False
 
 
 def _resolvers() -> str:

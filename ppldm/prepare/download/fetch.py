@@ -1,20 +1,16 @@
 """A URL fetched, whatever its server does: bounds on what one may cost, and good manners.
 
-img2dataset's own fetch cannot be held from outside. It calls `urllib.request.urlopen`, whose timeout is that of one
-wait on a socket: a server that sends a byte a second holds a thread for days, one that never stops sending fills the
-memory (tests/prepare/download/test_fetch.py has these servers), and only an opener put under the whole process could
-change that. So URLs are fetched here, and img2dataset's writers write what comes of them (`shard`).
+img2dataset's own fetch bounds only a single wait on a socket: a server that sends a byte a second holds a thread for
+days, and one that never stops fills the memory. So URLs are fetched here, and its writers write what comes (`shard`).
 
-Every failure is a FetchError, which is recorded for its row; so no row is lost. The messages are those that
-img2dataset records, which `failures` reads; what a server says in them is escaped and cut.
+Every failure is a FetchError, recorded for its row in the words of img2dataset, which `failures` reads; what a server
+says in them is escaped and cut.
 
-Only http and https are opened: `file:` and `data:` in metadata from the web would read this machine. With
-`refuse_private`, only the public internet is: `http://169.254.169.254/…` would hand a cloud machine's credentials to
-the data set, `http://10.0.0.1/…` would press buttons of a router. The address is checked that is connected to, after
-the look-up of every redirect, so a name that resolves to a private address, now or the next time, does not help either.
+Only http and https are opened: `file:` and `data:` would read this machine. With `refuse_private`, only the public
+internet is: `http://169.254.169.254/…` would hand a cloud machine's credentials to the data set. What is checked is the
+address that is connected to, of every redirect too, so a name that resolves to a private one does not help either.
 
-As browsers do: `http://user:password@host/` is fetched as user; an answer that comes compressed, which was not asked
-for, is unpacked; ports beyond 65,535 are not a URL. An answer without a byte is a failure, "empty answer".
+As browsers do: `http://user:password@host/` is fetched as user; an answer that comes compressed is unpacked.
 """
 
 from __future__ import annotations
@@ -23,16 +19,23 @@ import base64
 import hashlib
 import http.client
 import io
+import ipaddress
 import math
+import random
+import socket
 import ssl
+import threading
 import time
 import urllib.parse
 import urllib.request
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from email.message import Message
+from email.utils import parsedate_to_datetime
 from functools import partial
 from queue import SimpleQueue
 from urllib.error import HTTPError
@@ -40,14 +43,17 @@ from urllib.error import HTTPError
 from ...utils.errors import ConfigError
 from ...utils.text import one_line
 from ..block_list import BLOCKED, NOTHING, BlockList
-from .hosts import HostLimits, connect_public, host_of, is_named_private, refuse
 
 _USER_AGENT = "Mozilla/5.0 (X11; Ubuntu; Linux x86_64; rv:72.0) Gecko/20100101 Firefox/72.0"  # as img2dataset's
-# Characters that have a meaning in a URL and stay as they are; all others are percent-encoded, as browsers do.
-_URL_CHARACTERS = "!#$%&'()*+,/:;=?@[]~"
+_URL_CHARACTERS = "!#$%&'()*+,/:;=?@[]~"  # that stay as they are; all others are percent-encoded, as browsers do
 _MAX_MESSAGE = 300  # characters of a failure that are recorded
 _TOO_MANY_BYTES = "too many bytes in one answer"
 _GZIP_START = b"\x1f\x8b"
+_FIRST_SHARE = 0.25  # of a URL's time, for which a host is left alone at first that asks for more
+_FIRST_PAUSE_SEC, _LONGEST_PAUSE_SEC = 1.0, 60.0  # where it asks for no time
+_MAX_RETRY_AFTER_SEC = 3600.0  # a host that asks for more is asked again all the same
+_JITTER = 0.25
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class FetchError(OSError):
@@ -56,9 +62,8 @@ class FetchError(OSError):
 
 @dataclass(frozen=True)
 class FetchSettings:
-    """How URLs are fetched. `timeout`: seconds of one wait on a socket. `url_seconds`, `max_bytes`: what one URL may
-    cost, from its first byte to its last, redirects included, and in one answer. `requests_per_host`: at a time, 0
-    meaning no limit. URLs of `blocked` are not fetched, and its files not taken."""
+    """`timeout`: seconds of one wait on a socket. `url_seconds`, `max_bytes`: what one URL may cost, redirects
+    included, and one answer. `requests_per_host`: at a time, 0 meaning no limit."""
 
     timeout: float
     retries: int
@@ -87,8 +92,7 @@ def require(flag: str, value: float, least: int | None = None) -> None:
 
 
 class Fetcher:
-    """Fetches URLs, in any number of threads, until `last_moment` of time.monotonic, in seconds; later fetches fail at
-    once. Raises ConfigError where the environment names an impossible proxy."""
+    """Fetches URLs in threads until `last_moment` of time.monotonic. Raises ConfigError for a bad proxy."""
 
     def __init__(self, settings: FetchSettings, last_moment: float = math.inf):
         check_proxies()
@@ -97,14 +101,9 @@ class Fetcher:
         self._token = (settings.user_agent_token or "").strip().lower()
         self._forbidding = {directive.strip().lower() for directive in settings.disallowed_header_directives}
         self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.UnknownHandler(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-            _Web(settings, self.hosts),
-        ):
-            self._opener.add_handler(handler)
+        for name in ("ProxyHandler", "UnknownHandler", "HTTPDefaultErrorHandler", "HTTPErrorProcessor"):
+            self._opener.add_handler(getattr(urllib.request, name)())
+        self._opener.add_handler(_Web(settings, self.hosts))
 
     def fetch_all(self, urls: Mapping[int, str | None], num_threads: int) -> Iterator[tuple[int, bytes | FetchError]]:
         """(number, the file of its URL) as they come. At most twice as many files as threads wait to be taken."""
@@ -207,20 +206,16 @@ def quote_url(url: str) -> str:
 
 
 class _Request(urllib.request.Request):
-    """A request, that of a redirect too, of a fetch that ends at `deadline`. `own_host` stays where `host` becomes that
-    of a proxy. The URL's name and password go into a header, which no redirect takes along.
-
-    Raises ValueError "not a URL" for a port that cannot be.
-    """
+    """A request until `deadline`. `own_host` stays where `host` becomes that of a proxy. The URL's password goes into
+    a header, which no redirect takes along. Raises ValueError "not a URL" for a wrong port."""
 
     def __init__(self, url: str, headers: Mapping[str, str], deadline: float):
         split = urllib.parse.urlsplit(url)
         try:
-            port = split.port
+            if split.port == 0:
+                raise ValueError("port 0")
         except ValueError as error:
             raise ValueError(f"not a URL: {error}") from error
-        if port == 0:
-            raise ValueError("not a URL: port 0")
         user, at, host = split.netloc.rpartition("@")
         super().__init__(split._replace(netloc=host).geturl() if at else url, headers=dict(headers))
         if at:
@@ -339,3 +334,131 @@ def _unpack(body: bytes, encoding: str, max_bytes: int) -> bytes:
     if not unpacker.eof:
         raise FetchError(f"cannot decode Content-Encoding {encoding}: it ends in the middle")
     return unpacked
+
+
+def host_of(url: str) -> str:
+    """The name of a URL's host in lower case, without a dot at its end; "" where it has none."""
+    try:
+        return (urllib.parse.urlsplit(url).hostname or "").rstrip(".")
+    except ValueError:  # a damaged IPv6 address
+        return ""
+
+
+class HostLimits:
+    """How much one host is asked at once, and how long it is left alone where it says that this is too much.
+
+    Laws, of one process. At most `max_requests` fetches of URLs of one host run at a time, 0 meaning any number. After
+    an answer 429, or 503 with `Retry-After`, the host is not asked for the time that it names, else for 1, 2, 4, ... 60
+    seconds, until it answers well again. A time too long for the URL that was answered so ends its fetch; the others of
+    the host wait for 1/4 of `url_seconds`, after the next such answer for 1/2, and so on: one answer does not stop a
+    host, and a host that insists is left alone.
+    """
+
+    def __init__(self, max_requests: int, url_seconds: float = 60.0):
+        self.max_requests, self.url_seconds = max_requests, url_seconds
+        self._changed = threading.Condition()
+        self._running: Counter[str] = Counter()
+        self._not_before: dict[str, float] = {}
+        self._refusals: Counter[str] = Counter()
+
+    @contextmanager
+    def slot(self, host: str, last_moment: float) -> Iterator[None]:
+        """Wait until a fetch of the host may begin, which is the block. Raises TimeoutError at `last_moment`."""
+        with self._changed:
+            while self.max_requests and self._running[host] >= self.max_requests:
+                if not self._changed.wait(min(last_moment - time.monotonic(), threading.TIMEOUT_MAX)):
+                    raise TimeoutError("deadline: the time of the shard was over")
+            self._running[host] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running[host] -= 1
+                self._running += Counter()  # without zeros
+                self._changed.notify_all()
+
+    def await_turn(self, host: str, deadline: float) -> None:
+        """Wait as long as the host is to be left alone. Raises TimeoutError where that is beyond the deadline."""
+        pause_sec = self.pause_sec(host)
+        if pause_sec >= deadline - time.monotonic():
+            raise TimeoutError(f"HTTP Error 429: the host has asked not to be asked for another {pause_sec:.0f} s")
+        time.sleep(pause_sec * (1 + random.random() * _JITTER))  # not all come back in one moment
+
+    def pause_sec(self, host: str) -> float:
+        with self._changed:
+            return max(0.0, self._not_before.get(host, 0.0) - time.monotonic())
+
+    def note_success(self, host: str) -> None:
+        with self._changed:
+            self._refusals.pop(host, None)
+
+    def note_refusal(self, host: str, error: HTTPError) -> float | None:
+        """Leave the host alone for a while, where its answer asks for that; for how many seconds it does, or None."""
+        asked_sec = read_retry_after(error.headers.get("Retry-After", ""))
+        if error.code != 429 and not (error.code == 503 and asked_sec is not None):
+            return None
+        with self._changed:
+            now = time.monotonic()
+            if now >= self._not_before.get(host, 0.0):  # one refusal for all that were sent together
+                self._refusals[host] += 1
+            growth = 2 ** min(self._refusals[host] - 1, 16)
+            if asked_sec is None:
+                asked_sec = bound_sec = min(_FIRST_PAUSE_SEC * growth, _LONGEST_PAUSE_SEC)
+            else:
+                bound_sec = _FIRST_SHARE * self.url_seconds * growth
+            self._not_before[host] = max(self._not_before.get(host, 0.0), now + min(asked_sec, bound_sec))
+        return asked_sec
+
+
+def read_retry_after(value: str) -> float | None:
+    """The seconds that `Retry-After` (RFC 9110) asks to wait, a number or a date, at most an hour; None for neither."""
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value[:9]), _MAX_RETRY_AFTER_SEC)
+    try:
+        seconds = parsedate_to_datetime(value).timestamp() - time.time()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SEC)
+
+
+def is_public(address: str) -> bool:
+    """Whether an address is of the public internet; IPv6 that stands for IPv4 is where that is."""
+    ip = ipaddress.ip_address(address)
+    if ip.version == 6:
+        embedded = ip.ipv4_mapped or ip.sixtofour
+        if ip in _NAT64:
+            embedded = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+        if embedded:
+            return is_public(str(embedded))
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+
+
+def is_named_private(host: str) -> bool:
+    """Whether a host's very name says that it is not public: an address, also as 127.1 or 2130706433, or localhost."""
+    name = host.lower().rstrip(".")
+    with suppress(ValueError):
+        return not is_public(name)
+    with suppress(OSError, ValueError):  # ValueError: a NUL
+        return not is_public(socket.inet_ntoa(socket.inet_aton(name)))
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def connect_public(address: tuple[str, int], *options) -> socket.socket:
+    """As socket.create_connection, to a public address of the host only. Raises OSError "private address"."""
+    host, port = address
+    problem = None
+    for *_, found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if not is_public(found[0]):
+            problem = problem or refuse(found[0])
+            continue
+        try:
+            return socket.create_connection(found[:2], *options)
+        except OSError as error:
+            problem = error
+    raise problem or OSError("[Errno -5] No address associated with hostname")
+
+
+def refuse(address: str) -> OSError:
+    """The error of a fetch that would leave the public internet."""
+    return OSError(f"private address {address}, which a list from the web must not reach")

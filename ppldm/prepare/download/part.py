@@ -1,12 +1,9 @@
 """The download of one part, a parquet file of URLs and captions: its plan, its shards, and the account of its rows.
 
-Laws. A part's rows = those with a picture + those failed, by class, whatever the number of runs and retries. A shard is
-finished or absent; the same command does the absent ones. Retried rows go to new shards, with the columns `retry_of`
-(the key of the row's first try) and `retried_after` (the class it had failed with); finished shards are never touched,
-but where the metadata or a setting that decides what is kept has changed and `--redo` says so (`ppldm.utils.jobs`).
-
-Shard k of a part is its rows [k n, (k + 1) n), in the order of the file: a row's key tells its line in the metadata.
-Rows are read forward, a few thousand at a time, however large the file.
+Laws. A part's rows = those with a picture + those failed, by class, whatever the number of runs and retries. Shard k is
+the part's rows [k n, (k + 1) n), finished or absent. Retried rows go to new shards, with the columns `retry_of` (the
+key of the first try) and `retried_after` (the class it had failed with); finished shards are never touched, unless
+metadata or settings have changed and `--redo` says so (`ppldm.utils.jobs`).
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from json import loads
 from math import isfinite
@@ -23,27 +20,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import RemotePath, make_output_dir, read_json, remove_path, write_json
 from ...utils.jobs import JobFolder
 from ...utils.log import get_logger
-from ..metadata import Columns
-from ..place import fingerprint_of, natural_key, parquet_source
+from ..metadata import Columns, Table, open_parquet, read_footer
+from ..place import fingerprint_of, natural_key
+from . import shard
 from .failures import CLASSES_VERSION, classify
-from .shard import (
-    RETRY_COLUMNS,
-    ShardSettings,
-    ShardTask,
-    make_record,
-    read_columns,
-    record_path,
-    remove_shard,
-    shard_name,
-    stats_path,
-    work_folder,
-)
+from .resize import Resizer
+from .shard import ShardSettings, ShardTask
 
 # Kept beside url and caption where the metadata has them.
 KEPT_COLUMNS = (
@@ -51,26 +38,14 @@ KEPT_COLUMNS = (
     "NSFW",
 )  # fmt: skip
 # img2dataset writes columns of these names itself.
-_RESERVED = {
-    "key", "caption", "url", "width", "height", "original_width", "original_height", "status", "error_message", "exif",
-    "md5", "sha256", "sha512", "jpg", "txt", "retry_of", "retried_after",
-}  # fmt: skip
+_RESERVED = {*shard.FACTS, *shard.RETRY_COLUMNS, "caption", "url", "md5", "sha512", "jpg", "txt"}
+_PLAIN = re.compile(r"u?int\d+|halffloat|float|double|bool|string|large_string|null")  # types of what can be kept
 _BATCH_ROWS = 8192
 
 
 @dataclass(frozen=True)
-class MetadataPart:
-    """One parquet file and its number, which names the folder of its download."""
-
-    number: int
-    path: Path | RemotePath
-    num_rows: int
-
-
-@dataclass(frozen=True)
 class RowColumns:
-    """The names in the metadata of what is read: URL, caption, and what is kept beside them, as {name that it is kept
-    under: name in the metadata}."""
+    """The names in the metadata of URL, caption, and what is kept beside them, as {name it is kept under: its own}."""
 
     url: str
     caption: str
@@ -80,18 +55,16 @@ class RowColumns:
         """The same columns kept under the names that another file has for them; None where it has other columns."""
         columns = Columns(dict.fromkeys(self.kept, ""))
         found = {name: columns.find(name) for name in names}
-        if {*found.values()} != {*self.kept} or len(found) != len(self.kept):
-            return None
-        return replace(self, kept={name: self.kept[own] for name, own in found.items()})
+        is_same = {*found.values()} == {*self.kept} and len(found) == len(self.kept)
+        return replace(self, kept={name: self.kept[own] for name, own in found.items()}) if is_same else None
 
 
 @dataclass(frozen=True)
 class PartDownload:
-    """A part of the metadata, the folder that its pictures go to, `OUT/part_1`, and what is to be done there: the
-    shards that are missing, or those rows again that failed with one of `retry_classes`. With `redo`, a part that was
-    made otherwise is made again."""
+    """A part of the metadata, the folder of its pictures, `OUT/part_1`, and what is to be done there: the shards that
+    are missing, or, with `retry_classes`, rows again that failed so; with `redo`, all that was made otherwise."""
 
-    part: MetadataPart
+    part: Table
     folder: Path | RemotePath
     columns: RowColumns
     settings: ShardSettings
@@ -101,37 +74,33 @@ class PartDownload:
     @property
     def num_shards(self) -> int:
         """Without those of retries."""
-        return count_shards(self.part.num_rows, self.settings.number_sample_per_shard)
+        return -(-self.part.rows // self.settings.number_sample_per_shard)
 
     def finished_shards(self) -> list[int]:
         """Numbers of all finished shards, those of retries too, in order."""
-        found = (re.fullmatch(r"(\d+)_stats\.json", path.name) for path in self.folder.glob("*_stats.json"))
-        return sorted(int(match.group(1)) for match in found if match)
+        names = (path.name.removesuffix("_stats.json") for path in self.folder.glob("*_stats.json"))
+        return sorted(int(name) for name in names if name.isdecimal())
 
     def missing_shards(self) -> list[int]:
         return sorted(set(range(self.num_shards)) - set(self.finished_shards()))
 
     @property
     def job(self) -> JobFolder:
-        """What is known of the folder."""
         return JobFolder(self.folder, ".download", "download")
 
     @cached_property
     def plan(self) -> tuple[dict, dict]:
         """(what the shards depend on, fingerprint of the metadata)."""
-        settings, resizer, path = self.settings, self.settings.resizer, self.part.path
+        settings, path = self.settings, self.part.path
+        bounds = {one.name: getattr(settings.resizer, one.name) for one in fields(Resizer)}
         plan = {
             "metadata": path.name,
-            "rows": self.part.num_rows,
+            "rows": self.part.rows,
             "url_col": self.columns.url,
             "caption_col": self.columns.caption,
             "output_format": settings.output_format,
             "number_sample_per_shard": settings.number_sample_per_shard,
-            "image_size": resizer.image_size,
-            "encode_quality": resizer.encode_quality,
-            "min_image_size": resizer.min_image_size,
-            "max_image_area": resizer.max_image_area if isfinite(resizer.max_image_area) else None,
-            "max_aspect_ratio": resizer.max_aspect_ratio if isfinite(resizer.max_aspect_ratio) else None,
+            **{name: value if isfinite(value) else None for name, value in bounds.items()},
             "disallowed_header_directives": sorted(settings.fetch.disallowed_header_directives),
             "columns": list(settings.columns),
         } | settings.fetch.blocked.settings
@@ -145,71 +114,61 @@ class PartDownload:
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
-        """Hold the folder, made or of this very download, without what a killed run left; others hold other parts.
+        """Hold the folder, without what a killed run left, and with `redo` without the shards of another plan."""
 
-        With `redo`, the shards of another plan are removed. Raises ConfigError, OutputError.
-        """
+        def clear() -> None:
+            for number in self.finished_shards():
+                shard.stats_path(self.folder, number).unlink()  # first: without it, a shard is not finished
+                shard.remove_shard(self.folder, number)
+
         plan, source = self.plan
-        with self.job.claimed(plan, self.redo, source, self._remove_shards):
-            remove_path(work_folder(self.folder), ignore_errors=True)
-            make_output_dir(work_folder(self.folder))
+        with self.job.claimed(plan, self.redo, source, clear):
+            remove_path(shard.work_folder(self.folder), ignore_errors=True)
+            make_output_dir(shard.work_folder(self.folder))
             finished = set(self.finished_shards())
             for path in self.folder.glob("[0-9]*"):
                 if (found := re.match(r"(\d+)", path.name)) and int(found.group(1)) not in finished:
-                    remove_shard(self.folder, int(found.group(1)))
+                    shard.remove_shard(self.folder, int(found.group(1)))
             yield
 
-    def _remove_shards(self) -> None:
-        for number in self.finished_shards():
-            stats_path(self.folder, number).unlink()  # first: without it, a shard is not finished
-            remove_shard(self.folder, number)
-
     def count_rows(self) -> int:
-        """How many rows are to be fetched."""
         if self.is_stale:
-            return self.part.num_rows
+            return self.part.rows
         if self.retry_classes is not None:
             return sum(count for name, count in self.report()["failed"].items() if name in self.retry_classes)
-        size, total = self.settings.number_sample_per_shard, self.part.num_rows
+        size, total = self.settings.number_sample_per_shard, self.part.rows
         return sum(min(size, total - number * size) for number in self.missing_shards())
 
     def tasks(self) -> Iterator[ShardTask]:
         """The shards to be downloaded, new ones for a retry, their rows written when they are asked for."""
         size, finished = self.settings.number_sample_per_shard, self.finished_shards()
-        is_retry = self.retry_classes is not None
-        if is_retry:
+        if is_retry := self.retry_classes is not None:
             first = max(self.num_shards, max(finished, default=-1) + 1)
             shards = enumerate(regroup(self._failed_rows(finished), size), first)
         else:
             shards = read_shards(self.part, self.columns, size, set(self.missing_shards()))
         for number, table in shards:
-            path = work_folder(self.folder) / f"{shard_name(number)}.arrow"
+            path = shard.work_folder(self.folder) / f"{shard.shard_name(number)}.arrow"
             write_rows(table, path)
             yield ShardTask(self.folder, number, path, table.num_rows, is_retry)
 
     def report(self) -> dict:
         """The account of the part: rows = success + failed (by class) + pending. Read from the shards' records."""
-        finished = self.finished_shards()
-        failed, examples = Counter(), {}
-        totals = Counter()
+        finished, failed, totals, examples = self.finished_shards(), Counter(), Counter(), {}
         for number in finished:
             record = self._record(number)
             failed.update(record["failed"])
             failed.subtract(record["retried"])
-            totals.update({"success": record["success"], "bytes": record["bytes"]})
-            totals["seconds"] += record.get("seconds", 0)
-            if number < self.num_shards:
-                totals["tried"] += record["rows"]
-            else:
-                totals["retried"] += record["rows"]
+            totals.update({name: record.get(name, 0) for name in ("success", "bytes", "seconds")})
+            totals["tried" if number < self.num_shards else "retried"] += record["rows"]
             examples = record["examples"] | examples
         failed = {name: count for name, count in sorted(failed.items()) if count}
         return {
             "part": self.part.number,
-            "rows": self.part.num_rows,
+            "rows": self.part.rows,
             "success": totals["success"],
             "failed": failed,
-            "pending": self.part.num_rows - totals["tried"],
+            "pending": self.part.rows - totals["tried"],
             "retried": totals["retried"],
             "examples": {name: examples[name] for name in failed if name in examples},
             "bytes": totals["bytes"],
@@ -219,22 +178,22 @@ class PartDownload:
         }
 
     def _record(self, number: int) -> dict:
-        path = record_path(self.folder, number)
+        path = shard.record_path(self.folder, number)
         record = read_json(path)
         if record is None or record.get("classes_version") != CLASSES_VERSION:  # deleted by hand, or of older classes
             path.parent.mkdir(parents=True, exist_ok=True)
-            seconds = loads(stats_path(self.folder, number).read_text(encoding="utf-8"))["duration"]
-            record = {"seconds": seconds, **(record or {})} | make_record(self.folder, number)
+            seconds = loads(shard.stats_path(self.folder, number).read_text(encoding="utf-8"))["duration"]
+            record = {"seconds": seconds, **(record or {})} | shard.make_record(self.folder, number)
             write_json(path, record)
         return record
 
     def _failed_rows(self, finished: list[int]) -> Iterator[pa.Table]:
         """The rows whose last try failed with one of the classes, under the columns of a retry."""
-        read, last_try = partial(read_columns, self.folder), {}
+        read, last_try = partial(shard.read_columns, self.folder), {}
         for number in finished:
             if number >= self.num_shards:
                 last_try |= dict.fromkeys(read(number, ["retry_of"])["retry_of"].to_pylist(), number)
-        names = [*self.columns.kept, *RETRY_COLUMNS, "caption", "url"]
+        names = [*self.columns.kept, *shard.RETRY_COLUMNS, "caption", "url"]
         for number in finished:
             key = "retry_of" if number >= self.num_shards else "key"
             table = read(number, [*self.columns.kept, "caption", "url", key, "status", "error_message"])
@@ -249,10 +208,8 @@ class PartDownload:
 
 
 def find_removed(metadata, out, downloads: Collection[PartDownload], redo: bool) -> list[Path | RemotePath]:
-    """The folders in `out` of parts that a folder of metadata has no longer, which later stages would take for data.
-
-    `downloads` are those of all its parts. Raises ConfigError unless `redo`.
-    """
+    """The folders in `out` of parts that the metadata has no longer, which later stages would take for data.
+    `downloads` are those of all its parts. Raises ConfigError unless `redo`."""
     wanted = {item.folder.name for item in downloads}
     folders = out.glob("part_*") if metadata.is_dir() else ()
     removed = sorted(path for path in folders if path.name not in wanted and (path / ".download/plan.json").exists())
@@ -264,12 +221,9 @@ def find_removed(metadata, out, downloads: Collection[PartDownload], redo: bool)
     return removed
 
 
-def find_parts(metadata: Path | RemotePath, part_id: int) -> list[MetadataPart]:
-    """The parquet files of a folder, or the one file, in the order of their numbers; with part_id, only that one.
-
-    The number is that of the name, `part_3.parquet` or `2B-en-4.5_3.parquet`: what follows the last underscore. Where
-    a name has none, files are counted from 1 in the order of their names. Raises ConfigError, DataError.
-    """
+def find_parts(metadata: Path | RemotePath, part_id: int) -> list[Table]:
+    """The parquet files of a folder, or the one file, by the number at the end of their names, else their order; with
+    part_id, only that one. Raises ConfigError, DataError."""
     if not metadata.exists():
         raise ConfigError(f"{metadata} does not exist; name a parquet file, or a folder of part_1.parquet, ...")
     paths = sorted(metadata.glob("[!._]*.parquet"), key=natural_key) if metadata.is_dir() else [metadata]
@@ -289,61 +243,48 @@ def find_parts(metadata: Path | RemotePath, part_id: int) -> list[MetadataPart]:
             has = f"{len(named)} part(s), {min(named)} to {max(named)}"
             raise ConfigError(f"--part-id {part_id} is not in {metadata}, which has {has}; 0 means all")
         named = {part_id: named[part_id]}
-    return [MetadataPart(number, path, open_parquet(path).metadata.num_rows) for number, path in named.items()]
+    return [read_footer(path, number) for number, path in named.items()]
 
 
-def open_parquet(path: Path | RemotePath) -> pq.ParquetFile:
-    """Raises DataError."""
-    try:
-        return pq.ParquetFile(parquet_source(path))
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{path} is not a parquet file that can be read ({error}); fetch or make it again") from error
-
-
-def _read_batches(path: Path, file: pq.ParquetFile, **options) -> Iterator[pa.RecordBatch]:
+def _read_batches(path: Path | RemotePath, **options) -> Iterator[pa.RecordBatch]:
     """Raises DataError where the file's end, which tells of its rows, is sound and they are not."""
     try:
-        yield from file.iter_batches(_BATCH_ROWS, **options)
+        yield from open_parquet(path).iter_batches(_BATCH_ROWS, **options)
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path} is damaged ({error}); fetch or make it again") from error
 
 
 def find_columns(path: Path, url: str = "", caption: str = "", names: Sequence[str] = ()) -> RowColumns:
-    """The columns of a parquet file: those named, by this or another name for the same thing, else those known by their
-    names (`Columns`). Raises ConfigError."""
+    """The columns of a parquet file: those named, else those known by their names. Raises ConfigError."""
     schema = open_parquet(path).schema_arrow
-    named = Columns(dict.fromkeys(schema.names, ""))
-    kept = {name: named.find(name) or name for name in names or [name for name in KEPT_COLUMNS if name in schema.names]}
-    found = RowColumns(
-        _find_column(schema.names, path, url, "URL", "--url-col"),
-        _find_column(schema.names, path, caption, "TEXT", "--caption-col"),
-        kept,
-    )
+    columns, taken = Columns(dict.fromkeys(schema.names, "")), []
+    for wanted, flag in ((url or "URL", "--url-col"), (caption or "TEXT", "--caption-col")):
+        if (found := columns.find(wanted)) is None:
+            has = f"{path} has no column {wanted}; it has {', '.join(schema.names)}"
+            raise ConfigError(f"{has}: name the one to take with {flag}")
+        if found != wanted:
+            get_logger().info("%s: %s is taken for %s", path.name, found, wanted)
+        taken.append(found)
+    names = names or [name for name in KEPT_COLUMNS if name in schema.names]
+    kept = {name: columns.find(name) or name for name in names}
     for name, source in kept.items():
         if source not in schema.names:
             raise ConfigError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}")
         if name in _RESERVED:
             raise ConfigError(f"column {name!r} cannot be kept: img2dataset writes one of that name; rename it")
-        if not _is_plain(schema.field(source).type):
+        if not _PLAIN.fullmatch(str(schema.field(source).type)):
             raise ConfigError(
                 f"column {name!r} of {path} is not of numbers, text or truth values; omit it from those kept"
             )
-    return found
+    return RowColumns(taken[0], taken[1], kept)
 
 
-def count_shards(num_rows: int, samples_per_shard: int) -> int:
-    return -(-num_rows // samples_per_shard)
-
-
-def read_shards(part: MetadataPart, columns: RowColumns, size: int, wanted: Collection[int]) -> Iterator[tuple]:
+def read_shards(part: Table, columns: RowColumns, size: int, wanted: Collection[int]) -> Iterator[tuple]:
     """(number, table) of each wanted shard, `size` rows each but the last. Columns: those kept, caption, url."""
     names = [*columns.kept.values(), columns.caption, columns.url]
-    batches = _read_batches(part.path, open_parquet(part.path), columns=names)
-    tables = (pa.Table.from_batches([batch]).select(names) for batch in batches)
+    tables = (pa.Table.from_batches([batch]).select(names) for batch in _read_batches(part.path, columns=names))
     tables = (table.rename_columns([*columns.kept, "caption", "url"]) for table in tables)
-    for number, table in enumerate(regroup(tables, size)):
-        if number in wanted:
-            yield number, table
+    return ((number, table) for number, table in enumerate(regroup(tables, size)) if number in wanted)
 
 
 def regroup(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
@@ -363,43 +304,22 @@ def regroup(tables: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
 
 
 def write_rows(table: pa.Table, path: Path | RemotePath) -> None:
-    """An Arrow file, as img2dataset reads its shards. It is not kept beyond one run, so a torn one cannot be read."""
-    is_remote = isinstance(path, RemotePath)
-    with (
-        pa.BufferOutputStream() if is_remote else pa.OSFile(str(path), "wb") as file,
-        pa.ipc.new_file(file, table.schema) as writer,
-    ):
+    """An Arrow file. It is not kept beyond one run, so a torn one cannot be read."""
+    buffer = pa.BufferOutputStream()
+    with pa.ipc.new_file(buffer, table.schema) as writer:
         writer.write_table(table)
-    if is_remote:
-        path.write_bytes(file.getvalue().to_pybytes())
+    path.write_bytes(buffer.getvalue().to_pybytes())
 
 
-def sample_urls(part: MetadataPart, url_column: str, num_urls: int) -> list[str]:
+def sample_urls(part: Table, url_column: str, num_urls: int) -> list[str]:
     """At most `num_urls` URLs of a part, from up to 16 row groups, drawn at random but always the same."""
-    file, rng = open_parquet(part.path), np.random.default_rng(part.num_rows)
-    groups = sorted(int(group) for group in rng.permutation(file.num_row_groups)[:16])
-    num_rows = sum(file.metadata.row_group(group).num_rows for group in groups)
+    metadata, rng = open_parquet(part.path).metadata, np.random.default_rng(part.rows)
+    groups = sorted(int(group) for group in rng.permutation(metadata.num_row_groups)[:16])
+    num_rows = sum(metadata.row_group(group).num_rows for group in groups)
     wanted = np.sort(rng.choice(num_rows, min(num_urls, num_rows), replace=False))
     urls, start = [], 0
-    for batch in _read_batches(part.path, file, row_groups=groups, columns=[url_column]) if groups else ():
+    for batch in _read_batches(part.path, row_groups=groups, columns=[url_column]) if groups else ():
         here = wanted[(wanted >= start) & (wanted < start + batch.num_rows)] - start
         urls += batch[url_column].take(pa.array(here)).to_pylist()
         start += batch.num_rows
     return [url for url in urls if url]
-
-
-def _find_column(names: Sequence[str], path: Path, named: str, published: str, flag: str) -> str:
-    """The column that a flag names, also where a filter has renamed it, else that known to be `published`'s."""
-    found = Columns(dict.fromkeys(names, "")).find(named or published)
-    if found is None:
-        raise ConfigError(
-            f"{path} has no column {named or published}; it has {', '.join(names)}: name the one to take with {flag}"
-        )
-    if found != (named or published):
-        get_logger().info("%s: %s is taken for %s", path.name, found, published)
-    return found
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string, pa.types.is_null)
-    return any(test(kind) for test in (*tests, pa.types.is_large_string))

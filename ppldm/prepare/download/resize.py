@@ -1,17 +1,14 @@
 """A downloaded picture made fit to keep, and which one was being decoded when the process of its shard ended.
 
-Laws. A JPEG that is small enough goes through untouched, to the byte. Others, and PNG, WebP, GIF, BMP, TIFF and AVIF
-files, are decoded as training decodes pictures (EXIF rotation applied, transparency on white, 16-bit scaled to 8, CMYK
-to RGB, the first frame of an animation), shrunk by Lanczos until the short side is `image_size`, never enlarged, never
-padded, and encoded as JPEG. Every picture is decoded once, whole: what is kept can be read. What is too large is known
-from its header, before it is decoded.
+Laws. A JPEG that is small enough goes through untouched, to the byte. Other files are decoded as training decodes
+pictures, shrunk by Lanczos until the short side is `image_size`, never enlarged or padded, and encoded as JPEG
+(img2dataset's own resizer drops EXIF rotation and turns 16-bit pictures white). Every picture is decoded once, whole;
+what is too large is known from its header, before it is decoded.
 
-img2dataset's own resizer drops the EXIF rotation of what it encodes again, and turns 16-bit pictures white.
-
-What decodes a picture cannot be interrupted. So while one is decoded, its URL is in a file beside the shard's journal.
-After `_DECODE_SECONDS` Python's own watchdog ends the process and says so in that file; where the process crashed, or
-was killed for taking too long, the one that started it does (`blame`). The next try goes on without the picture. Of a
-download that was killed as a whole nobody says anything, and the picture is tried again.
+Decoding cannot be interrupted. So meanwhile a picture's URL is in a file beside the shard's journal. After
+`_DECODE_SECONDS` Python's own watchdog ends the process and says so there; where it crashed or was killed, the one that
+started it does (`blame`), and the next try goes on without the picture. After a kill of the whole download nobody says
+anything, and the picture is tried again.
 
     ["URL"]       the picture that is being decoded
     anything      what ended the process, and thereby a verdict on the URL before it
@@ -24,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...data.images.decode import decode_pixels, image_size
+from ...data.images import decode_pixels, image_size
 from ...utils.errors import ConfigError, RowError
 from ..convert.reencode import Treatment, treat
 
@@ -34,10 +31,8 @@ _DECODE_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Resizer:
-    """`image_size` is the largest short side in pixels, 0 meaning no limit; sizes are of the picture as shown.
-    `min_image_size` bounds the short side, `max_image_area` width x height, `max_aspect_ratio` long side / short side,
-    each of the original.
-    """
+    """`image_size`: the largest short side in pixels as shown, 0 meaning no limit. The bounds are of the original:
+    `min_image_size` of the short side, `max_image_area` of width x height, `max_aspect_ratio` of long / short side."""
 
     image_size: int = 512
     encode_quality: int = 95
@@ -53,29 +48,24 @@ class Resizer:
 
     def fit(self, image: bytes) -> tuple[bytes, int, int, int, int]:
         """(encoded, width, height, original width, original height). Raises RowError."""
-        self._check_size(*image_size(image))
+        width, height = image_size(image)
+        if width:  # else its header cannot be read, which decoding says
+            if width * height > self.max_image_area:
+                raise RowError("too_large", f"image area too large ({width} x {height})")
+            if min(width, height) < self.min_image_size:
+                raise RowError("too_small", f"image too small ({width} x {height})")
+            if max(width, height) > self.max_aspect_ratio * min(width, height):
+                raise RowError("aspect", f"aspect ratio too large ({width} x {height})")
         pixels = decode_pixels(image)
         height, width, _ = pixels.shape
         if image.startswith(_JPEG_START) and (not self.image_size or min(width, height) <= self.image_size):
             return image, width, height, width, height
         return *treat(image, pixels, Treatment(self.image_size, self.encode_quality, "jpg")), width, height
 
-    def _check_size(self, width: int, height: int) -> None:
-        """Raise RowError for a picture of this size; a header that cannot be read says 0 x 0 and is judged later."""
-        if not width:
-            return
-        if width * height > self.max_image_area:
-            raise RowError("too_large", f"image area too large ({width} x {height})")
-        if min(width, height) < self.min_image_size:
-            raise RowError("too_small", f"image too small ({width} x {height})")
-        if max(width, height) > self.max_aspect_ratio * min(width, height):
-            raise RowError("aspect", f"aspect ratio too large ({width} x {height})")
-
 
 @contextmanager
 def watching(resizer: Resizer, path: Path) -> Iterator[Callable[..., tuple]]:
-    """`resizer.fit` with a picture's URL, for one process, which notes in the file `path` what it is at. A picture that
-    has ended a process raises RowError "deadline"."""
+    """`resizer.fit` with a picture's URL, noted in the file `path` meanwhile; refuses what has ended a process."""
     blamed = read_blamed(path)
     with open(path, "w+b", buffering=0) as file:
         file.writelines(_line(url) + b"blamed\n" for url in sorted(blamed))
@@ -96,11 +86,12 @@ def watching(resizer: Resizer, path: Path) -> Iterator[Callable[..., tuple]]:
         yield fit
 
 
-def blame(path: Path) -> None:
-    """Hold what a process was decoding responsible for its end."""
+def blame(path: Path) -> set[str]:
+    """Hold what a process was decoding responsible for its end; as `read_blamed`."""
     if path.exists():
         with open(path, "ab") as file:
             file.write(b"blamed\n")
+    return read_blamed(path)
 
 
 def read_blamed(path: Path) -> set[str]:

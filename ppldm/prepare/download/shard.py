@@ -1,13 +1,10 @@
-"""One shard of a download: an engine beside img2dataset's, from a file of rows to the files that img2dataset writes.
-
-img2dataset's Downloader fetches without bounds (`fetch` says what servers do to it) and loses a row over which it
-stumbles. Its writers write the shards, with the keys, columns and counts that its users know.
+"""One shard of a download, from a file of rows to the files that img2dataset's writers make; its Downloader fetches
+without bounds (`fetch`) and loses a row over which it stumbles.
 
 Laws. Rows in = rows in the shard's parquet file, in their order, each with its picture or the reason why not; the same
-content makes the same shard. A shard is downloaded in a folder of its own and moved to its place when it is whole,
-`NNNNN_stats.json` last; so where that file is, the shard is finished, and what a killed run left is outside of the
-data. What it had fetched is in a journal, and is not fetched again. After `shard_seconds` what has not been fetched
-fails as "deadline", and the shard is closed with it.
+content makes the same shard. A shard is moved to its place when it is whole, `NNNNN_stats.json` last: where that file
+is, the shard is finished. What a killed run had fetched is in a journal, and is not fetched again. After
+`shard_seconds` what has not been fetched fails as "deadline".
 
     part_1/00000/000000000.jpg .txt .json    or 00000.tar; in the parquet format, the pictures are in 00000.parquet
     part_1/00000.parquet                     a line for each row
@@ -47,16 +44,15 @@ from .failures import CLASSES_VERSION, TEMPORARY, Outcome, classify, find_networ
 from .fetch import Fetcher, FetchError, FetchSettings, require
 from .resize import Resizer, watching
 
-# What img2dataset's writers are called by.
-_WRITERS = {"files": "Files", "webdataset": "WebDataset", "parquet": "Parquet"}
+_WRITERS = {"files": "Files", "webdataset": "WebDataset", "parquet": "Parquet"}  # img2dataset's names of them
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
 _MAX_EXAMPLE_LENGTH = 200  # characters of a message, and of a URL
 _HEADER = struct.Struct("<II")  # length and CRC-32 of what follows
 RETRY_COLUMNS = ("retry_of", "retried_after")
 # What img2dataset's tables say of a row besides its metadata, in their order.
 _SIZES = ("width", "height", "original_width", "original_height")
-_FACTS = {name: pa.string() for name in ("key", "status", "error_message")}
-_FACTS |= dict.fromkeys(_SIZES, pa.int32()) | {"exif": pa.string(), "sha256": pa.string()}
+FACTS = {name: pa.string() for name in ("key", "status", "error_message")}
+FACTS |= dict.fromkeys(_SIZES, pa.int32()) | {"exif": pa.string(), "sha256": pa.string()}
 
 
 @dataclass(frozen=True)
@@ -102,12 +98,9 @@ def record_path(part_folder: Path | RemotePath, number: int) -> Path:
     return part_folder / ".download" / "records" / f"{shard_name(number)}.json"
 
 
-def journal_path(part_folder: Path | RemotePath, number: int) -> Path:
-    return part_folder / ".download" / "journals" / shard_name(number)
-
-
-def in_flight_path(part_folder: Path | RemotePath, number: int) -> Path:
-    return part_folder / ".download" / "journals" / f"{shard_name(number)}.decoding"
+def journal_path(part_folder: Path | RemotePath, number: int, suffix: str = "") -> Path:
+    """With the suffix ".decoding", the file of what is being decoded (`resize`)."""
+    return part_folder / ".download" / "journals" / f"{shard_name(number)}{suffix}"
 
 
 def stats_path(part_folder: Path | RemotePath, number: int) -> Path:
@@ -115,10 +108,8 @@ def stats_path(part_folder: Path | RemotePath, number: int) -> Path:
 
 
 def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[[], None] = lambda: None) -> dict:
-    """Download a shard to its place and return its record (see `make_record`). `on_fetch` is called for each row.
-
-    Where the network turns out to fail nothing is kept but the journal. Raises EnvironmentProblem, OutputError.
-    """
+    """Download a shard to its place and return its record (see `make_record`). `on_fetch` is called for each row. Where
+    the network turns out to fail nothing is kept but the journal. Raises EnvironmentProblem, OutputError."""
     started = time.time()
     work = work_folder(task.part_folder) / shard_name(task.number)
     shutil.rmtree(work, ignore_errors=True)
@@ -132,13 +123,22 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
         fault = None if task.is_retry else find_network_fault(read_outcomes(work, task.number))
         if fault:
             raise EnvironmentProblem(f"{fault}; shard {task.number} of {task.part_folder} was not kept")
-        _move_into_place(work, task, record | {"seconds": round(time.time() - started, 3)})
+        os.sync()  # the shard's files are many, and one call for each would take minutes
+        remove_shard(task.part_folder, task.number)
+        for piece in find_pieces(work, task.number):
+            os.replace(piece, task.part_folder / piece.name)
+        record_file = record_path(task.part_folder, task.number)
+        record_file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(record_file, record | {"seconds": round(time.time() - started, 3)})
+        fsync_dir(task.part_folder)
+        os.replace(stats_path(work, task.number), stats_path(task.part_folder, task.number))
+        fsync_dir(task.part_folder)
     except (OSError, pa.ArrowException) as error:
         raise OutputError(f"cannot write shard {task.number} of {task.part_folder}: {error}; make room") from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     journal.path.unlink(missing_ok=True)
-    in_flight_path(task.part_folder, task.number).unlink(missing_ok=True)
+    journal_path(task.part_folder, task.number, ".decoding").unlink(missing_ok=True)
     task.rows_file.unlink(missing_ok=True)
     return record
 
@@ -161,13 +161,12 @@ def _make_shard(
         table = file.read_all()
     rows = table.to_pylist()
     digits = math.ceil(math.log10(settings.number_sample_per_shard))  # of a row's number in keys, as img2dataset has it
-    unrecorded = {}
     for _ in journal.rows:
         on_fetch()
-    fetcher = Fetcher(settings.fetch, time.monotonic() + settings.shard_seconds)
+    fetcher, unrecorded = Fetcher(settings.fetch, time.monotonic() + settings.shard_seconds), {}
     missing = {number: row["url"] for number, row in enumerate(rows) if number not in journal.rows}
     with (
-        watching(settings.resizer, in_flight_path(task.part_folder, task.number)) as fit,
+        watching(settings.resizer, journal_path(task.part_folder, task.number, ".decoding")) as fit,
         closing(fetcher.fetch_all(missing, settings.thread_count)) as arriving,
     ):
         for number, fetched in arriving:
@@ -177,8 +176,7 @@ def _make_shard(
             if not journal.add(number, meta, image):
                 unrecorded[number] = meta
             on_fetch()
-
-    schema = pa.schema([*table.schema, *_FACTS.items()], table.schema.metadata)
+    schema = pa.schema([*table.schema, *FACTS.items()], table.schema.metadata)
     make_writer = getattr(img2dataset.writer, f"{_WRITERS[settings.output_format]}SampleWriter")
     writer = make_writer(task.number, str(work), True, OOM_SHARD_COUNT, schema, "jpg")
     statuses, messages = Counter(), Counter()
@@ -195,7 +193,7 @@ def _make_shard(
 
 def _examine(fetched: bytes | FetchError, fit: Callable[[bytes], tuple]) -> tuple[dict, bytes | None]:
     """(what img2dataset's tables say of a row, from its status on; its picture as kept, or None)."""
-    facts = dict.fromkeys(name for name in _FACTS if name != "key")
+    facts = dict.fromkeys(name for name in FACTS if name != "key")
     if isinstance(fetched, FetchError):
         return facts | {"status": "failed_to_download", "error_message": str(fetched)}, None
     try:
@@ -220,11 +218,12 @@ def _read_exif(image: bytes) -> str | None:
 def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) -> list[tuple[Outcome, int]]:
     """What becomes of each URL, fetched as a shard's are and kept nowhere, and how many bytes would be kept."""
     import_img2dataset()  # that it is there is known before anything is done
-    samples, fetcher = {}, Fetcher(settings.fetch, time.monotonic() + seconds)
+    samples: list = [None] * len(urls)
+    fetcher = Fetcher(settings.fetch, time.monotonic() + seconds)
     for number, fetched in fetcher.fetch_all(dict(enumerate(urls)), settings.thread_count):
         facts, image = _examine(fetched, settings.resizer.fit)
         samples[number] = Outcome(urls[number], facts["status"], facts["error_message"]), len(image or b"")
-    return [samples[number] for number in range(len(urls))]
+    return samples
 
 
 def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
@@ -239,19 +238,15 @@ def read_columns(folder: Path | RemotePath, number: int, columns: Sequence[str])
 
 
 def make_record(folder: Path | RemotePath, number: int) -> dict:
-    """What became of a shard's rows, from its parquet file and the files in `folder`.
-
-    rows = success + the sum of `failed` (by class). `retried` counts the rows of a retry by the class of their last
-    failure. `bytes` are those of all files.
-    """
+    """What became of a shard's rows, by its files in `folder`: rows = success + the sum of `failed` (by class).
+    `retried` counts the rows of a retry by the class of their last failure."""
     outcomes = read_outcomes(folder, number)
     counts, examples = Counter(outcome.name for outcome in outcomes), {}
     for outcome in outcomes:
-        if outcome.name != "success":
-            message, url = outcome.message or "", without_password(outcome.url or "no URL")
-            examples.setdefault(
-                outcome.name, f"{one_line(message, _MAX_EXAMPLE_LENGTH)} ({one_line(url, _MAX_EXAMPLE_LENGTH)})"
-            )
+        if outcome.name not in ("success", *examples):
+            told = outcome.message or "", without_password(outcome.url or "no URL")
+            message, url = (one_line(text, _MAX_EXAMPLE_LENGTH) for text in told)
+            examples[outcome.name] = f"{message} ({url})"
     of_retry = read_columns(folder, number, ["retried_after"])
     retried = Counter(of_retry["retried_after"].to_pylist() if of_retry.column_names else ())
     success = counts.pop("success", 0)
@@ -281,31 +276,12 @@ def find_pieces(folder: Path | RemotePath, number: int) -> list[Path | RemotePat
 def _count_bytes(piece: Path | RemotePath) -> int:
     if isinstance(piece, RemotePath):
         return piece.count_bytes()
-    if not piece.is_dir():
-        return piece.stat().st_size
-    with os.scandir(piece) as entries:
-        return sum(entry.stat().st_size for entry in entries)
-
-
-def _move_into_place(work: Path, task: ShardTask, record: dict) -> None:
-    os.sync()  # the shard's files are many, and one call for each would take minutes
-    remove_shard(task.part_folder, task.number)
-    for piece in find_pieces(work, task.number):
-        os.replace(piece, task.part_folder / piece.name)
-    record_file = record_path(task.part_folder, task.number)
-    record_file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(record_file, record)
-    fsync_dir(task.part_folder)
-    os.replace(stats_path(work, task.number), stats_path(task.part_folder, task.number))
-    fsync_dir(task.part_folder)
+    return sum(file.stat().st_size for file in (os.scandir(piece) if piece.is_dir() else [piece]))
 
 
 def import_img2dataset() -> SimpleNamespace:
-    """img2dataset's modules `logger` and `writer`. Raises EnvironmentProblem.
-
-    It imports wandb, for reports that are not asked for here, and albumentations, for the resizer that ours replaces:
-    empty modules stand in for them during the import. webdataset, which it imports, does without PyTorch.
-    """
+    """img2dataset's modules `logger` and `writer`. Empty modules stand in during the import for wandb and
+    albumentations, whose work is not asked for here; webdataset does without PyTorch. Raises EnvironmentProblem."""
     idle = [name for name in ("wandb", "albumentations", "torch") if name not in sys.modules]
     sys.modules.update({name: ModuleType(name) if name != "torch" else None for name in idle})  # type: ignore[misc]
     try:
@@ -326,12 +302,10 @@ def import_img2dataset() -> SimpleNamespace:
 class Journal:
     """What a running shard has of its rows so far, so that a kill loses only what was on its way.
 
-    The file is a JSON line with `stamp`, which tells the shard's rows and settings from any other, then a record for
-    each row: length, CRC-32, a JSON line of its number and what is known of it, its picture as kept. `rows`: where in
-    the file each recorded row is, (place, bytes). Laws. A record is written whole or, at the moment of a kill, is the
-    torn last one, which is cut off. Rows whose failure may be mended by another try (`failures.TEMPORARY`) are not
-    recorded: the next run fetches them again, with the rows that are missing. A journal of another stamp is not read.
-    It takes as much room as its shard, until the shard is finished.
+    The file is a JSON line with `stamp`, which tells the shard's rows and settings, then a record a row: length,
+    CRC-32, a JSON line of its number and what is known of it, its picture. `rows`: (place, bytes) of each. Laws. A torn
+    record, the last at the moment of a kill, is cut off. Rows whose failure another try may mend (`failures.TEMPORARY`)
+    are not recorded. A journal of another stamp is not read.
     """
 
     path: Path

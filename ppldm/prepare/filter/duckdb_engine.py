@@ -27,11 +27,8 @@ dialect = DUCKDB
 
 
 def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
-    """Write `part_1.parquet`, ... into the folder; rows by the code of what dropped them (`Plan.count_query`).
-
-    The folder may hold what an interrupted run of the same plan has finished: its counts and parts are kept, and only
-    rows from the first missing part on are sorted. Raises EnvironmentProblem, DataError, OutputError.
-    """
+    """Write `part_1.parquet`, ... into the folder; rows by the code of what dropped them (`Plan.count_query`). What an
+    interrupted run has finished there is kept. Raises EnvironmentProblem, DataError, OutputError."""
     spill, counts_path = folder / _SPILL, folder / _COUNTS
     shutil.rmtree(spill, ignore_errors=True)
     with _open(plan.tables, memory_gb, spill, plan.blocked) as connection:
@@ -52,6 +49,11 @@ def filter_tables(plan: Plan, folder: Path, memory_gb: float) -> dict[int, int]:
 
 def _write_parts(connection, plan: Plan, folder: Path, missing: list[int]) -> None:
     """The parts of these numbers. Sorted, the first digits of a key are enough to find a part."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ..download.part import regroup
+
     place = FILE if plan.seed is None else f"substr({KEY}, 1, {KEY_DIGITS})"
     columns = f"{plan.output_columns(DUCKDB)}, {place} AS {PART}"
     kept = f"SELECT {columns} FROM ({plan.kept_query(_ROWS, DUCKDB)})"
@@ -59,36 +61,33 @@ def _write_parts(connection, plan: Plan, folder: Path, missing: list[int]) -> No
         kept += f" WHERE {PART} >= {_first_place(plan, missing[0])}"
     query = f"CREATE TABLE {_KEPT} AS {kept} ORDER BY {', '.join(plan.order)}"
     _execute(connection, query, "sorting" if plan.seed is not None else "taking rows", plan.tables.rows)
+
+    def write(cursor, part: int) -> None:
+        """By pyarrow, row groups of equal length: DuckDB's own depend on where in the table the part lies."""
+        path = part_path(folder, part)
+        temporary = path.with_name(f".{path.name}.tmp")
+        with cursor:
+            query = f"SELECT * EXCLUDE ({PART}) FROM {_KEPT} WHERE {PART} >= {_first_place(plan, part)}"
+            if part + 1 < plan.num_parts:
+                query += f" AND {PART} < {_first_place(plan, part + 1)}"
+            reader = cursor.execute(query).to_arrow_reader(_ROW_GROUP_ROWS)
+            few_values = [name for name in reader.schema.names if name in _FEW_VALUES]
+            with pq.ParquetWriter(temporary, reader.schema, use_dictionary=few_values) as writer:
+                for table in regroup((pa.Table.from_batches([batch]) for batch in reader), _ROW_GROUP_ROWS):
+                    writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
+        finish_file(temporary, path)
+
     with (
         ThreadPoolExecutor(min(count_usable_cores(), _MAX_WRITERS)) as executor,
         progress(total=plan.num_parts, initial=plan.num_parts - len(missing), desc="writing parts", unit="part") as bar,
     ):
-        written = [executor.submit(_write_part, connection.cursor(), plan, folder, part) for part in missing]
+        written = [executor.submit(write, connection.cursor(), part) for part in missing]
         try:
             for future in as_completed(written):
                 future.result()
                 bar.update()
         finally:
             executor.shutdown(cancel_futures=True)
-
-
-def _write_part(connection, plan: Plan, folder: Path, part: int) -> None:
-    """By pyarrow, row groups of equal length: DuckDB's own depend on where in the table of kept rows the part lies."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from ..download.part import regroup
-
-    path = part_path(folder, part)
-    temporary = path.with_name(f".{path.name}.tmp")
-    with connection:
-        query = f"SELECT * EXCLUDE ({PART}) FROM {_KEPT} WHERE {_in_part(plan, part)}"
-        reader = connection.execute(query).to_arrow_reader(_ROW_GROUP_ROWS)
-        few_values = [name for name in reader.schema.names if name in _FEW_VALUES]
-        with pq.ParquetWriter(temporary, reader.schema, use_dictionary=few_values) as writer:
-            for table in regroup((pa.Table.from_batches([batch]) for batch in reader), _ROW_GROUP_ROWS):
-                writer.write_table(table, row_group_size=_ROW_GROUP_ROWS)
-    finish_file(temporary, path)
 
 
 def _execute(connection, query: str, name: str, num_rows: int) -> list[tuple]:
@@ -107,13 +106,6 @@ def run_query(tables: Tables, query, memory_gb: float, folder: Path | None = Non
         return execute(connection, query(_ROWS))
 
 
-def _in_part(plan: Plan, part: int) -> str:
-    if plan.seed is None:
-        return f"{PART} = {part}"
-    low = f"{PART} >= {_first_place(plan, part)}"
-    return low if part + 1 == plan.num_parts else f"{low} AND {PART} < {_first_place(plan, part + 1)}"
-
-
 def _first_place(plan: Plan, part: int) -> str:
     """SQL: the least value of PART, as the table of kept rows has it, in part `part`."""
     return str(part) if plan.seed is None else f"'{first_key(part, plan.num_parts)}'"
@@ -122,18 +114,25 @@ def _first_place(plan: Plan, part: int) -> str:
 @contextmanager
 def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockList = NOTHING) -> Iterator:
     """A connection with the relation of all rows, its errors as ours."""
-    duckdb = load_duckdb()
+    import pyarrow as pa
+
+    duckdb, columns = load_duckdb(), []
+    for name in tables.columns.kinds:  # as in the first file; other files may spell a name differently
+        names = [name, *sorted(tables.spellings.get(name, ()))]
+        spelled = ", ".join(map(DUCKDB.quote_name, names))
+        columns.append(f"coalesce({spelled}) AS {DUCKDB.quote_name(name)}" if len(names) > 1 else spelled)
+    select = ", ".join(columns) if tables.spellings else "*"
     try:
         with connect(memory_gb, spill) as connection:
             # Measured for our own bars, and not printed.
             connection.execute("SET enable_progress_bar_print = false")
             connection.execute("SET enable_progress_bar = true")
-            rows = (
-                f"SELECT {_select_columns(tables)}, file_index AS {FILE}, file_row_number AS {ROW} FROM "
-                + parquet_sql(tables.paths, f", union_by_name = {bool(tables.spellings or tables.mixed)}")
-            )
+            source = parquet_sql(tables.paths, f", union_by_name = {bool(tables.spellings or tables.mixed)}")
+            rows = f"SELECT {select}, file_index AS {FILE}, file_row_number AS {ROW} FROM {source}"
             if blocked.urls:
-                _load(connection, blocked)
+                connection.register("ppldm_urls", pa.table({"url": sorted(blocked.urls)}))
+                execute(connection, f"CREATE TEMP TABLE {_BLOCK_LIST} AS SELECT url FROM ppldm_urls")
+                connection.unregister("ppldm_urls")
                 is_blocked = f"{DUCKDB.quote_name(tables.columns.need('URL'))} IN (FROM {_BLOCK_LIST})"
                 rows = f"SELECT *, coalesce({is_blocked}, FALSE) AS {BLOCKED} FROM ({rows})"
             execute(connection, f"CREATE TEMP VIEW {_ROWS} AS {rows}")
@@ -148,26 +147,6 @@ def _open(tables: Tables, memory_gb: float, spill: Path | None, blocked: BlockLi
         if damaged := _find_damaged(tables):
             raise DataError(f"{damaged} cannot be read ({why}); get it again or omit it") from error
         raise DataError(f"DuckDB cannot answer the conditions ({why}); see to --where") from error
-
-
-def _load(connection, blocked: BlockList) -> None:
-    import pyarrow as pa
-
-    connection.register("ppldm_urls", pa.table({"url": sorted(blocked.urls)}))
-    execute(connection, f"CREATE TEMP TABLE {_BLOCK_LIST} AS SELECT url FROM ppldm_urls")
-    connection.unregister("ppldm_urls")
-
-
-def _select_columns(tables: Tables) -> str:
-    """SQL: all columns by their names in the first file; of several names for one, the one that the row's file has."""
-    if not tables.spellings:
-        return "*"
-    found = []
-    for name in tables.columns.kinds:
-        names = [name, *sorted(tables.spellings.get(name, ()))]
-        spelled = ", ".join(map(DUCKDB.quote_name, names))
-        found.append(f"coalesce({spelled}) AS {DUCKDB.quote_name(name)}" if len(names) > 1 else spelled)
-    return ", ".join(found)
 
 
 def _find_damaged(tables: Tables):

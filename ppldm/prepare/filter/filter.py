@@ -1,9 +1,9 @@
 """`ppldm filter`: LAION's metadata tables become the tables of the rows that are wanted.
 
 Laws. Rows in = rows out + rows dropped, by condition. The result is a function of the tables, the conditions and the
-seed: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished
-or absent; interrupted, DuckDB keeps the finished parts beside it, in `.OUT.unfinished`, and the same command goes on.
-Tables whose content has changed are filtered again (`ppldm.utils.jobs` has the rule).
+seed: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished or
+absent; finished parts of an interrupted run wait in `.OUT.unfinished`, and the same command goes on. Tables whose
+content has changed are filtered again (`ppldm.utils.jobs`).
 
     OUT/part_1.parquet, part_2.parquet, ...   all columns, known ones under their published names
     OUT/manifest.json                         what was asked for, rows in, out and dropped by condition
@@ -16,29 +16,17 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...data.select.expression import All, Compare, Expression, Field, Literal, Member
-from ...data.select.parse import parse_where
+from ...data.select.expression import All, Compare, Expression, Field, Literal, Member, parse_where
 from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import claimed_dir, read_json, write_json
-from ...utils.hidden import hide, hide_all
 from ...utils.log import get_logger
 from ...utils.machine.resources import usable_memory_bytes
 from ...utils.machine.spark import check_java, is_submitted, spark_session_if
-from ...utils.report import print_report
-from ...utils.text import find_changes
+from ...utils.text import find_changes, hide, hide_all, print_report
+from .. import place
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
 from ..metadata import Tables, read_tables
-from ..place import (
-    AddressPath,
-    Hadoop,
-    claimed_at,
-    fingerprint_of,
-    is_address,
-    is_remote,
-    is_vacant,
-    parquet_source,
-    path_of,
-)
+from ..place import AddressPath, Hadoop, fingerprint_of, is_address, path_of
 from . import duckdb_engine as filter_duckdb
 from . import spark_engine as filter_spark
 from .plan import Plan, number_sql, part_path
@@ -51,14 +39,7 @@ PRESETS: dict[str, dict[str, float | str]] = {
     "laion2b-en": {"min_width": 512, "min_height": 512, "max_punsafe": 0.98, "min_aesthetic": 4.5},
     "laion-art": {"language": "en", "min_width": 512, "min_height": 512},
 }
-
-# The flags of `ppldm filter` that bound a column.
-BOUNDS = (
-    "min_width", "min_height", "max_width", "max_height", "max_punsafe", "max_pwatermark", "min_aesthetic",
-    "min_similarity", "language",
-)  # fmt: skip
-# Bounds are inclusive.
-_SIGNS = {"min": ">=", "max": "<="}
+_SIGNS = {"min": ">=", "max": "<="}  # bounds are inclusive
 # In December 2023 LAION-5B and all made from it were taken back, as thousands of their links led to illegal pictures;
 # Re-LAION-5B (August 2024) is the successor without those. Old metadata are known by their path or their columns.
 _NAMES = re.compile(r"laion[-_ ]?(art|400m|5b|2b|1b|high|aesthetic)|improved_aesthetics|2B-en-4\.5_", re.IGNORECASE)
@@ -68,9 +49,8 @@ REMEDY = (
     "LAION withdrew it in December 2023, as it has links to illegal pictures: take its successor Re-LAION-5B "
     "(`ppldm dataset show relaion-5b-research-safe`), or remove the rows that are not in it"
 )
-
-# Of `--check`: name, column, SQL over `{x}`, a number or NULL.
 _Tables = Annotated[str, {"opt": True, "required": True, "nargs": "+"}]
+# Of `--check`: name, column, SQL over `{x}`, a number or NULL.
 _STATISTICS = (
     ("min aesthetic", "aesthetic", "min({x})"),
     ("max punsafe", "punsafe", "max({x})"),
@@ -119,8 +99,8 @@ def filter(
     memory_gb = check_memory(memory_gb)
     with spark_session_if(engine == "spark" and any(map(is_address, [*input, output])), master, memory_gb) as spark:
         if check:
-            report = check_tables(_read_tables(input, spark), engine, memory_gb, master)
-            print_report(report, describe_check, json)
+            tables = read_tables(input, Hadoop.of(spark) if spark else None)
+            print_report(check_tables(tables, engine, memory_gb, master), describe_check, json)
             return
         plan = plan_filter(**flags, spark=spark)
         if engine == "spark":
@@ -144,16 +124,12 @@ def plan_filter(
     input, preset=None, where=None, dedup=None, seed=0, no_shuffle=False, num_partitions=0, spark=None, **flags
 ) -> Plan:
     """The plan of the arguments of `filter`; only footers are read. Raises ConfigError, DataError."""
-    bounds = {name: flags.get(name) for name in BOUNDS}
-    seed = None if no_shuffle else seed
     # Files are known by their hashes once they are there.
     blocked = BlockList(read_block_list(flags.get("block_list")).urls)
-    bounds = merge_bounds(preset, bounds)
-    return make_plan(_read_tables(input, spark), bounds, where, dedup, seed, num_partitions, blocked)
-
-
-def _read_tables(names: list[str], spark) -> Tables:
-    return read_tables(names, Hadoop.of(spark) if spark else None)
+    own = {name: value for name, value in flags.items() if name.startswith(("min_", "max_", "language"))}
+    bounds = merge_bounds(preset, own)
+    tables = read_tables(input, Hadoop.of(spark) if spark else None)
+    return make_plan(tables, bounds, where, dedup, None if no_shuffle else seed, num_partitions, blocked)
 
 
 def choose_engine(engine: str, master: str | None, names: Iterable[str | None] = ()) -> str:
@@ -163,7 +139,7 @@ def choose_engine(engine: str, master: str | None, names: Iterable[str | None] =
     if engine == "duckdb" and master:
         raise ConfigError("--master is only for Spark; omit it, or use --engine spark")
     if engine == "auto":
-        return "spark" if master or any(map(is_remote, names)) or is_submitted() else "duckdb"
+        return "spark" if master or any(map(place.is_remote, names)) or is_submitted() else "duckdb"
     return engine
 
 
@@ -185,24 +161,22 @@ def merge_bounds(preset: str | None, bounds: dict) -> dict:
 
 
 def make_conditions(bounds: dict, where: str | None) -> tuple[Expression, ...]:
-    """The conditions of bounds and of `--where`, whose outermost `and` divides it into several. Raises ConfigError.
-
-    bounds: `min_FIELD` and `max_FIELD` numbers, `language` a code or several with commas between.
-    """
-    conditions = [_bound(name, value) for name, value in bounds.items()]
+    """The conditions of bounds (`min_FIELD` and `max_FIELD` numbers, `language` a code or several with commas between)
+    and of `--where`, whose outermost `and` divides it into several. Raises ConfigError."""
+    conditions: list[Expression] = []
+    for name, value in bounds.items():
+        side, _, column = name.partition("_")
+        if column:
+            number = Literal(int(value) if float(value).is_integer() else value)
+            conditions.append(Compare(Field(column), _SIGNS[side], number))
+        else:
+            first, *others = (Literal(code.strip()) for code in value.split(","))
+            field = Field(name)
+            conditions.append(Member(field, (first, *others)) if others else Compare(field, "==", first))
     if where:
         expression = parse_where(where)
         conditions += expression.terms if isinstance(expression, All) else [expression]
     return tuple(dict.fromkeys(conditions))
-
-
-def _bound(name: str, value) -> Expression:
-    if name == "language":
-        codes = tuple(Literal(code.strip()) for code in value.split(","))
-        field = Field("language")
-        return Compare(field, "==", codes[0]) if len(codes) == 1 else Member(field, codes)
-    side, field = name.split("_", 1)
-    return Compare(Field(field), _SIGNS[side], Literal(int(value) if float(value).is_integer() else value))
 
 
 def make_plan(
@@ -214,8 +188,7 @@ def make_plan(
     num_parts: int,
     blocked: BlockList = NOTHING,
 ) -> Plan:
-    """The plan of flags. Without a LANGUAGE column the tables are taken to be of the language asked for, with a
-    warning. Raises ConfigError."""
+    """The plan of flags. Without a LANGUAGE column tables are of the language asked for. Raises ConfigError."""
     columns = tables.columns
     if dedup not in (None, *DEDUP_COLUMNS):
         raise ConfigError(f"--dedup {dedup} is not known; choose {' or '.join(DEDUP_COLUMNS)}")
@@ -230,14 +203,8 @@ def make_plan(
         columns.need(name)
     if blocked.urls:
         columns.need("URL")
-    plan = Plan(
-        tables,
-        make_conditions(bounds, where),
-        columns.need(dedup) if dedup else None,
-        seed,
-        num_parts or len(tables.files),
-        blocked,
-    )
+    dedup, num_parts = columns.need(dedup) if dedup else None, num_parts or len(tables.files)
+    plan = Plan(tables, make_conditions(bounds, where), dedup, seed, num_parts, blocked)
     plan.count_query("rows", filter_duckdb.dialect)  # which finds conditions that cannot be asked of these columns
     return plan
 
@@ -253,9 +220,7 @@ def describe_plan(plan: Plan) -> dict:
         "columns_found": found,
         "columns_missing": missing,
         "input": hide_all(list(plan.tables.names)),
-        "inputs": [
-            {"path": hide(str(file.path)), "rows": file.rows, "bytes": file.bytes} for file in plan.tables.files
-        ],
+        "inputs": [{"path": hide(str(one.path)), "rows": one.rows, "bytes": one.bytes} for one in plan.tables.files],
     }
 
 
@@ -271,11 +236,10 @@ def find_withdrawn(paths: Iterable, columns: Iterable[str]) -> str | None:
 
 
 def find_result(plan: Plan, output: Path | AddressPath, redo: bool = False) -> dict | None:
-    """The manifest that a folder holds; None where it is missing or empty. Raises OutputError where the result is of
-    other settings and may not be replaced (`redo`), or the files are of unknown origin."""
+    """The manifest in a folder, or None. Raises OutputError for other files, and another result unless `redo`."""
     found = read_json(output / "manifest.json")
     if not isinstance(found, dict) or "num_partitions" not in found:
-        if not is_vacant(output):
+        if not place.is_vacant(output):
             raise OutputError(f"--output {output} holds files of unknown origin; name a new folder, or delete that one")
         return None
     if (changes := _find_changes(found, describe_plan(plan))) and not redo:
@@ -287,18 +251,10 @@ def find_result(plan: Plan, output: Path | AddressPath, redo: bool = False) -> d
 
 
 def filter_tables(
-    plan: Plan,
-    output: Path | AddressPath,
-    engine: str,
-    memory_gb: float,
-    master: str | None = None,
-    redo: bool = False,
+    plan: Plan, output: Path | AddressPath, engine: str, memory_gb: float, master: str | None = None, redo=False
 ) -> dict:
-    """Carry out a plan and return the manifest; the one that is there where the same plan was finished before. Its
-    `seconds` are those of the run that finished it.
-
-    Raises OutputError as `find_result`, DataError, EnvironmentProblem.
-    """
+    """Carry out a plan and return the manifest; the one that is there where the same plan was finished before. Raises
+    OutputError as `find_result`, DataError, EnvironmentProblem."""
     start, found = time.monotonic(), find_result(plan, output, redo)
     wanted, earlier = describe_plan(plan), (found or {}).get("fingerprint")
     fingerprint = fingerprint_of(plan.tables.paths, earlier)
@@ -311,27 +267,21 @@ def filter_tables(
             return found
         why = "; ".join(changes) or ("parts are missing" if same else "the tables have other content than then")
         get_logger().info("%s is made again: %s", output, why)
-    claimed = claimed_at if isinstance(output, AddressPath) else claimed_dir
+    claimed = place.claimed_at if isinstance(output, AddressPath) else claimed_dir
     with claimed(output, wanted | content | {"engine": engine}, bool(found)) as folder:
         run = partial(filter_spark.filter_tables, master=master) if engine == "spark" else filter_duckdb.filter_tables
         counts = run(plan, folder, memory_gb)
         manifest = wanted | _count_rows(plan, counts, _list_parts(folder, plan.num_parts))
         seconds = round(time.monotonic() - start, 2)
-        manifest |= {
-            "fingerprint": fingerprint,
-            "engine": engine,
-            "seconds": seconds,
-            "rows_in_per_sec": round(plan.tables.rows / seconds),
-        }
+        manifest |= {"fingerprint": fingerprint, "engine": engine, "seconds": seconds}
+        manifest["rows_in_per_sec"] = round(plan.tables.rows / seconds)
         write_json(folder / "manifest.json", manifest)
     return manifest
 
 
 def describe(manifest: dict) -> str:
-    """A manifest, or a plan, as text."""
-    found = ", ".join(
-        f"{name}{'' if name == column else f' ({column})'}" for name, column in manifest["columns_found"].items()
-    )
+    columns = manifest["columns_found"].items()
+    found = ", ".join(f"{name}{'' if name == column else f' ({column})'}" for name, column in columns)
     lines = [f"columns found: {found}", f"columns missing: {', '.join(manifest['columns_missing']) or 'none'}"]
     if "rows_out" not in manifest:
         conditions = " and ".join(manifest["conditions"]) or "none"
@@ -351,40 +301,32 @@ def describe(manifest: dict) -> str:
 def check_tables(tables: Tables, engine: str, memory_gb: float, master: str | None = None) -> dict:
     """Rows, and the statistics of the columns that are there; null where a column is not."""
     run = filter_spark if engine == "spark" else filter_duckdb
-    known = [(name, tables.columns.find(field), formula) for name, field, formula in _STATISTICS]
-    terms = [
-        formula.format(x=number_sql(column, tables.columns, run.dialect)) for _, column, formula in known if column
-    ]
-    query = lambda rows: f"SELECT {', '.join(['count(*)', *terms])} FROM {rows}"  # noqa: E731
+    report, terms = {"rows": None}, {"rows": "count(*)"}
+    for name, field, formula in _STATISTICS:
+        report[name] = None
+        if column := tables.columns.find(field):
+            terms[name] = formula.format(x=number_sql(column, tables.columns, run.dialect))
     options = {"master": master} if engine == "spark" else {}
-    ((rows, *values),) = run.run_query(tables, query, memory_gb, **options)
-    found = iter(values)
-    return {"rows": rows} | {name: next(found) if column else None for name, column, _ in known}
+    select = ", ".join(terms.values())
+    (values,) = run.run_query(tables, lambda rows: f"SELECT {select} FROM {rows}", memory_gb, **options)
+    return report | dict(zip(terms, values, strict=True))
 
 
 def describe_check(report: dict) -> str:
-    """The statistics as a table."""
-    width = max(map(len, report))
-    lines = [f"{'rows':<{width}}  {report['rows']:,}"]
-    for name, value in report.items():
-        if name != "rows":
-            lines.append(f"{name:<{width}}  {'no such column' if value is None else f'{value:.6g}'}")
-    return "\n".join(lines)
+    told = {name: "no such column" if value is None else f"{value:.6g}" for name, value in report.items()}
+    told["rows"] = f"{report['rows']:,}"
+    width = max(map(len, told))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in told.items())
 
 
 def _find_changes(found: dict, wanted: dict) -> list[str]:
-    """Which settings of a manifest differ from a plan's. That many parts as there are files is a rule, no number; a
-    manifest of an older version names the files for what was asked for."""
+    """Which settings of a manifest differ from a plan's. Older ones name files for what was asked for."""
     sides = []
     for manifest in (found, wanted):
         files = [entry["path"] for entry in manifest["inputs"]]
-        num_parts = manifest["num_partitions"]
-        sides.append({
-            "input": manifest["input"] if "input" in found else files,
-            "conditions": manifest["conditions"],
-            "seed": manifest["seed"],
-            "num_partitions": 0 if num_parts == len(files) else num_parts,
-        })  # fmt: skip
+        side = {"input": manifest["input"] if "input" in found else files}
+        side |= {name: manifest[name] for name in ("conditions", "seed", "num_partitions")}
+        sides.append(side | ({"num_partitions": 0} if side["num_partitions"] == len(files) else {}))
     return find_changes(*sides)
 
 
@@ -419,7 +361,7 @@ def _list_parts(folder: Path | AddressPath, num_parts: int) -> list[dict]:
 
     paths = (part_path(folder, part) for part in range(num_parts))
     return [
-        {"path": path.name, "rows": pq.read_metadata(parquet_source(path)).num_rows, "bytes": path.stat().st_size}
+        {"path": path.name, "rows": pq.read_metadata(place.parquet_source(path)).num_rows, "bytes": path.stat().st_size}
         for path in paths
         if path.exists()
     ]

@@ -1,15 +1,13 @@
 """What a filter does, as one plan that every engine carries out by the same queries, and so with the same result.
 
 An engine makes a relation of all rows, the table's columns and two more: FILE, the number of a row's file from 0, and
-ROW, the row's number in it; with a block list, a third: BLOCKED, whether the row's URL is on it. With a seed, rows are
-ordered by a hash of (seed, URL, text), which is cut into parts of equal ranges; rows of equal hash, and all rows
-without a seed, keep the order of the files. Without a seed a file makes a part. Of rows with the same URL or hash, the
-first of the files is kept.
+ROW, the row's number in it; with a block list also BLOCKED. With a seed, rows are ordered by a hash of (seed, URL,
+text), cut into parts of equal ranges; rows of equal hash, and all rows without a seed, keep the order of the files.
+Without a seed a file makes a part.
 
-Expressions become SQL that DuckDB and Spark understand alike. Numbers are compared as they are stored: integers with
-integers exactly, all else as float64, so that a float32 column is widened and never the bound rounded. NaN is NULL
-here, as it is unknown in `select.evaluate`. Text is compared byte by byte. What has no order with the other side is
-refused before a row is read.
+Expressions become SQL that DuckDB and Spark understand alike. Integers are compared with integers exactly, all other
+numbers as float64, so that a float32 column is widened and never the bound rounded. NaN is NULL. Text is compared byte
+by byte. What has no order with the other side is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +15,18 @@ from dataclasses import dataclass
 
 from ...data.select.expression import All, Any, Compare, Expression, Field, Literal, Member, Not
 from ...utils.errors import ConfigError
-from ...utils.hidden import hide
 from ...utils.machine.duckdb import quote_text
+from ...utils.text import hide
 from ..block_list import NOTHING, BlockList
 from ..metadata import INTEGER, NUMBER, OTHER, TEXT, TRUTH, Columns, Tables
 
 # Names that the queries add to a table's own.
 KEY, FILE, ROW, PART = "ppldm_key", "ppldm_file", "ppldm_row", "ppldm_part"
-BLOCKED = "ppldm_blocked"
-
+BLOCKED, _COPY = "ppldm_blocked", "ppldm_copy"
 _INT64 = range(-(2**63), 2**63)
 _NUMERIC = (INTEGER, NUMBER)
-# So many digits of a key, which have so many values, decide about its part.
-KEY_DIGITS = 8
+KEY_DIGITS = 8  # of a key, which decide about its part
 NUM_KEYS = 16**KEY_DIGITS
-_COPY = "ppldm_copy"
 
 
 @dataclass(frozen=True)
@@ -42,13 +37,10 @@ class Dialect:
     quote_text: Callable[[str], str]
 
 
-DUCKDB = Dialect(
-    quote_name=lambda name: '"' + name.replace('"', '""') + '"',
-    quote_text=quote_text,
-)
+DUCKDB = Dialect(lambda name: '"' + name.replace('"', '""') + '"', quote_text)
 SPARK = Dialect(
-    quote_name=lambda name: "`" + name.replace("`", "``") + "`",
-    quote_text=lambda text: "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'",
+    lambda name: "`" + name.replace("`", "``") + "`",
+    lambda text: "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'",
 )
 
 
@@ -68,11 +60,8 @@ class Plan:
     def reasons(self) -> list[str]:
         """What a row can be dropped by, in the order in which it is asked for."""
         blocked = [f"not on block list {digest[:12]}" for digest in self.blocked.settings.values()]
-        return [
-            *blocked,
-            *(hide(str(one)) for one in self.conditions),
-            *([f"unique {self.dedup}"] if self.dedup else []),
-        ]
+        unique = [f"unique {self.dedup}"] if self.dedup else []
+        return [*blocked, *(hide(str(one)) for one in self.conditions), *unique]
 
     def count_query(self, relation: str, dialect: Dialect) -> str:
         """(code, rows) by the first of `reasons` that does not hold, as `first_failure` codes them."""
@@ -83,8 +72,7 @@ class Plan:
         return first_failure(self._terms(dialect))
 
     def kept_query(self, relation: str, dialect: Dialect, are_kept: bool = False) -> str:
-        """The rows that are kept: all columns, FILE, ROW and, with a seed, KEY. `are_kept`: the relation has no
-        others."""
+        """The rows kept: all columns, FILE, ROW and, with a seed, KEY. `are_kept`: the relation has no others."""
         columns = ", ".join(map(dialect.quote_name, self.tables.columns.kinds))
         query = f"SELECT {columns}, {FILE}, {ROW} FROM {relation}"
         if not are_kept:
@@ -95,8 +83,10 @@ class Plan:
             query = f"SELECT {columns}, {FILE}, {ROW} FROM ({copies} ({query})) WHERE {_COPY} = 1"
         if self.seed is None:
             return query
-        url, text = (dialect.quote_name(self.tables.columns.need(name)) for name in ("URL", "TEXT"))
-        return f"SELECT *, {shuffle_key(self.seed, url, text)} AS {KEY} FROM ({query})"
+        # 32 hexadecimal digits that depend only on the seed and the row's URL and text.
+        names = (dialect.quote_name(self.tables.columns.need(name)) for name in ("URL", "TEXT"))
+        parts = "".join(f", chr(10), coalesce({name}, '')" for name in names)
+        return f"SELECT *, md5(concat('{self.seed}'{parts})) AS {KEY} FROM ({query})"
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -117,8 +107,7 @@ class Plan:
 
 
 def compile_condition(expression: Expression, columns: Columns, dialect: Dialect) -> str:
-    """The SQL of an expression, TRUE, FALSE or NULL of each row. Raises ConfigError: a column that is not there, or
-    that cannot be compared with the other side."""
+    """SQL: TRUE, FALSE or NULL of each row. Raises ConfigError for columns that are missing or cannot be compared."""
     return _Compiler(columns, dialect).of(expression)
 
 
@@ -140,11 +129,6 @@ def first_failure(conditions: Sequence[str]) -> str:
 def all_hold(conditions: Sequence[str]) -> str:
     """SQL: whether every condition is true."""
     return " AND ".join(f"({condition})" for condition in conditions) or "TRUE"
-
-
-def shuffle_key(seed: int, url: str, text: str) -> str:
-    """SQL: 32 hexadecimal digits that depend only on the seed and the row's URL and text. url, text: SQL."""
-    return f"md5(concat('{seed}', chr(10), coalesce({url}, ''), chr(10), coalesce({text}, '')))"
 
 
 def first_key(part: int, num_parts: int) -> str:

@@ -1,9 +1,8 @@
 """The filter on Spark: this machine or any cluster that sees the folders, or what Hadoop's file systems name.
 
-One pass counts what is dropped and writes what is kept: the counts are observed beneath the shuffle. Each task writes
-one part and commits it at once, by Hadoop's second algorithm, so that a killed run leaves whole parts in the staging
-folder; the next one sorts and writes the rows of the other parts only. One that was killed when all were written, while
-they got their names, has nothing to write or count again.
+One pass counts what is dropped, beneath the shuffle, and writes what is kept. Each task writes one part and commits it
+at once, by Hadoop's second algorithm: a killed run leaves whole parts in the staging folder, and the next one sorts and
+writes the others.
 """
 
 import io
@@ -28,11 +27,7 @@ dialect = SPARK
 def filter_tables(
     plan: Plan, folder: Path | AddressPath, memory_gb: float, master: str | None = None
 ) -> dict[int, int]:
-    """Write `part_1.parquet`, ... into the folder; rows by the code of what dropped them (`Plan.count_query`). What an
-    interrupted run of the same plan has finished there is kept.
-
-    Raises EnvironmentProblem, DataError, OutputError.
-    """
+    """As `duckdb_engine.filter_tables`."""
     if "${" in str(folder):
         raise OutputError(f"Hadoop takes ${{...}} in {folder} for a variable; name another folder by --output")
     with spark_session(master, memory_gb) as spark:
@@ -72,12 +67,21 @@ def _write_missing(spark, plan: Plan, staging: str, missing: list[int]) -> dict[
     codes, counted = range(2 * len(plan.reasons) + 1), Observation("ppldm_counts")
     coded = coded.observe(counted, *(expr(f"count_if({_CODE} = {code})").alias(f"n{code}") for code in codes))
     kept = coded.where(f"{_CODE} = 0").drop(_CODE)
-    files = spark.sql(f"SELECT * FROM VALUES {_files_sql(frame, plan.tables)} AS t(ppldm_path, {FILE})")
+    numbers, values = {split_address(address): number for number, address in enumerate(plan.tables.addresses)}, []
+    for encoded in frame.inputFiles():
+        host, path = split_address(encoded)
+        # Spark writes the same local file with one slash or three.
+        spellings = [f"file:{path}", f"file://{path}"] if encoded.startswith("file:") else [encoded]
+        values += [f"({SPARK.quote_text(one)}, {numbers[host, unquote(path)]})" for one in spellings]
+    files = spark.sql(f"SELECT * FROM VALUES {', '.join(values)} AS t(ppldm_path, {FILE})")
     rows = kept.join(files.hint("broadcast"), expr(f"ppldm_path = {_PLACE}")).drop("ppldm_path", _PLACE)
     rows.createOrReplaceTempView(_ROWS)
     spark.sql(plan.kept_query(_ROWS, SPARK, are_kept=True)).createOrReplaceTempView(_KEPT)
-    order = ", ".join(plan.order)
-    rows = spark.sql(f"SELECT {plan.output_columns(SPARK)}, {order}, {_part_sql(plan)} AS {PART} FROM {_KEPT}")
+    order, part = ", ".join(plan.order), FILE
+    if plan.seed is not None:  # the same cuts as `plan.first_key` makes
+        number = f"CAST(conv(substr({KEY}, 1, {KEY_DIGITS}), 16, 10) AS BIGINT)"
+        part = f"CAST({number} * {plan.num_parts} DIV {NUM_KEYS} AS INT)"
+    rows = spark.sql(f"SELECT {plan.output_columns(SPARK)}, {order}, {part} AS {PART} FROM {_KEPT}")
     if len(missing) < plan.num_parts:
         get_logger().info("%d of %d parts were finished already", plan.num_parts - len(missing), plan.num_parts)
         rows = rows.where(f"{PART} IN ({', '.join(map(str, missing))})")
@@ -103,8 +107,7 @@ def _mark_blocked(spark, frame, plan: Plan):
 
 
 def check_names(tables: Tables) -> None:
-    """Raises ConfigError where a column has several names or kinds, which Spark's reader does not bring together, or a
-    name that Hadoop's settings, through which a table's schema goes, take for a variable's value."""
+    """Raises ConfigError for names or kinds of columns that Spark's reader, or Hadoop's settings, would mistake."""
     if variables := [name for name in tables.columns.kinds if "${" in name]:
         raise ConfigError(f"Spark takes ${{...}} in column {variables[0]!r} for a variable; use --engine duckdb")
     if tables.mixed:
@@ -122,27 +125,6 @@ def check_names(tables: Tables) -> None:
 def _read_files(spark, tables: Tables):
     check_names(tables)
     return spark.read.parquet(*map(escape_glob, tables.addresses))
-
-
-def _files_sql(frame, tables: Tables) -> str:
-    """SQL: (address, number) of each file, addresses as Spark spells them."""
-    numbers = {split_address(address): number for number, address in enumerate(tables.addresses)}
-    pairs = []
-    for encoded in frame.inputFiles():
-        host, path = split_address(encoded)
-        # Spark writes the same local file with one slash or three.
-        spellings = [f"file:{path}", f"file://{path}"] if encoded.startswith("file:") else [encoded]
-        pairs += [(spelling, numbers[host, unquote(path)]) for spelling in spellings]
-    return ", ".join(f"({SPARK.quote_text(spelling)}, {number})" for spelling, number in pairs)
-
-
-def _part_sql(plan: Plan) -> str:
-    """SQL: the part of a kept row, from 0; the same cuts as `plan.first_key` makes."""
-    if plan.seed is None:
-        return FILE
-    return (
-        f"CAST(CAST(conv(substr({KEY}, 1, {KEY_DIGITS}), 16, 10) AS BIGINT) * {plan.num_parts} DIV {NUM_KEYS} AS INT)"
-    )
 
 
 def _written(folder: AddressPath, part: int) -> list[AddressPath]:
@@ -169,10 +151,9 @@ def _find_missing(folder: AddressPath, num_parts: int) -> list[int]:
 
 
 def _collect_parts(folder: AddressPath, num_parts: int) -> None:
-    """Give the file of each part its name. A part without rows, of which Spark writes nothing, becomes an empty table.
+    """Give the file of each part its name; one without rows, of which Spark writes nothing, becomes an empty table."""
+    import pyarrow.parquet as pq
 
-    Raises DataError where Spark wrote into a folder that is not the one seen here, or a part in several files.
-    """
     staging = folder / _STAGING
     left = [part for part in range(num_parts) if not part_path(folder, part).exists()]
     if left and not (staging / "_SUCCESS").exists():
@@ -187,19 +168,11 @@ def _collect_parts(folder: AddressPath, num_parts: int) -> None:
         if files:
             written[part] = files[0]
     if written and len(written) < len(left):  # before the first is renamed, so that there is one to be like
-        empty = _empty_like(next(iter(written.values())))
+        buffer = io.BytesIO()
+        with next(iter(written.values())).open() as file:
+            pq.write_table(pq.read_schema(file).empty_table(), buffer)
         for part in set(left) - set(written):
-            part_path(folder, part).write_bytes(empty)
+            part_path(folder, part).write_bytes(buffer.getvalue())
     for part, path in written.items():
         path.rename(part_path(folder, part))
     staging.remove()
-
-
-def _empty_like(path: AddressPath) -> bytes:
-    """A parquet file without rows, of the columns of another."""
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    with path.open() as file:
-        pq.write_table(pq.read_schema(file).empty_table(), buffer)
-    return buffer.getvalue()

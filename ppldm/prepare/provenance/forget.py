@@ -1,50 +1,35 @@
 """`ppldm forget`: converted parts without the rows of some URLs, domains, keys or files.
 
 A part is rewritten as a whole and renamed into place, then its index, its record and the manifest are; the other rows
-keep their bytes. Its cached latents and embeddings follow it (`ForgetCached`). What is forgotten is written down
-first, in OUT/forgotten.json, so that no later `ppldm convert` into the folder brings it back. Stopped at any point, the
-same command goes on.
+keep their bytes. Its cached latents and embeddings follow it (`ForgetCached`). What is forgotten is written down first,
+in OUT/forgotten.json, so that no later `ppldm convert` into the folder brings it back.
 
-The rows that were there are all reported, whatever the interruptions: OUT/.forget.json, the journal, names them before
-the first part is rewritten and is removed after the report has been given. A command with other entries carries out an
-interrupted one as well, and reports the rows of both. What runs have seen of the rows is in the journal too, as it can
-be told from the parts as they were alone.
+The rows that were there are all reported, whatever the interruptions: OUT/.forget.json, the journal, names them, and
+what runs have seen of them, before the first part is rewritten, and goes after the report has been given. A command
+with other entries carries out an interrupted one as well, and reports the rows of both.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from json import JSONDecodeError, loads
 from pathlib import Path
 from typing import Annotated
 
-from ...data.cached.file import CachedFile, cached_path, list_files, unfinished_path
+from ...data.cached.file import CachedFile, Latents, cached_path, list_files, unfinished_path
 from ...data.cached.key import LatentsKey
-from ...data.cached.latents import Latents
 from ...data.filelist import write_filelist
 from ...data.formats.part import Part, drop_indexes, index_path, write_lines
-from ...utils.checksums import file_sha256
+from ...utils.checksums import hash_file
 from ...utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ...utils.files import finish_file, local_path, lock_folder, read_json, remove_leftovers, write_json
 from ...utils.log import get_logger
 from ...utils.processes.workers import check_workers
-from ...utils.report import print_report
-from ...utils.text import one_line
+from ...utils.text import one_line, print_report
 from ..block_list import BlockLists
-from .forgotten import (
-    FORGOTTEN,
-    Forgotten,
-    find_rows,
-    list_forgotten,
-    parse_forgotten,
-    place_of,
-    read_entries,
-    read_forgotten,
-    read_manifest,
-    write_forgotten,
-)
+from .forgotten import FORGOTTEN, Forgotten, find_rows, place_of, read_entries, read_manifest
 
 _JOURNAL = ".forget.json"
 _SHOWN = 100  # entries that were not there, in the text
@@ -88,13 +73,8 @@ def forget_rows(
     runs: Sequence[str] = (),
     latents_dirs: Sequence[Path] = (),
 ) -> dict:
-    """Take rows out and return {rows_found, removed, entries: {entry: rows}, not_found: [entry], rows: [{part, row,
-    key, url, entries}], runs: [`Past.start_again`], cached: {file: what became of it}, cached_unknown: [file]}, which
-    `tell` is given before the journal of it goes.
-
-    Row numbers are those before. Raises ConfigError, DataError, OutputError, and CheckpointError, with nothing changed,
-    for a run of which it cannot be told what it has seen.
-    """
+    """Take rows out and return the report, which `tell` is given before its journal goes; row numbers are those before.
+    Raises ConfigError, DataError, OutputError, and CheckpointError, with nothing changed, for a run that cannot say."""
     manifest = read_manifest(data)
     cached = ForgetCached(data, latents_dirs, dry_run)
     if runs:
@@ -102,15 +82,16 @@ def forget_rows(
 
         runs = runs_with_checkpoints(runs)
     if dry_run:
-        found = _find(data, manifest, wanted, num_workers)
+        found = find_rows(data, manifest, wanted, num_workers)
         cached.sweep(manifest, _list_taken(data, found), _name_pictures(wanted, found))
-        report = _make_report(wanted, rows := _list_rows(found), look_up(data, rows, runs), removed=False)
-        tell(report := report | cached.report())
+        report = _make_report(wanted, _list_rows(found), look_up(data, _list_rows(found), runs), cached)
+        tell(report)
         return report
     with closing(lock_folder(data)):
         manifest = read_manifest(data)  # again: another process may have held the folder
         earlier, earlier_rows, seen, taken = _read_journal(data)
-        if runs and earlier.entries and not _is_repeated(wanted, runs, earlier, seen):
+        folders = {str(local_path(run).resolve()) for run in runs}
+        if runs and earlier.entries and not (wanted | earlier == earlier and folders <= {run["run"] for run in seen}):
             raise ConfigError(
                 f"an interrupted `ppldm forget` has changed {data}, so that what --runs have seen is not known any "
                 "more; give that command again as it was, or omit --runs"
@@ -118,14 +99,18 @@ def forget_rows(
         wanted |= earlier
         for path, before in taken.items():
             cached.follow(path, *before)
-        found = _find(data, manifest, wanted, num_workers)
+        found = find_rows(data, manifest, wanted, num_workers)
         refuse_ambiguous_keys(manifest, wanted, found)
         seen = seen or look_up(data, _list_rows(found), runs)
-        rows = _merge_rows(earlier_rows, _list_rows(found))
-        taken = _list_taken(data, found)
-        write_json(data / _JOURNAL, {"entries": list_forgotten(wanted), "rows": rows, "runs": seen, "taken": taken})
-        write_forgotten(data, read_forgotten(data) | wanted)
-        _drop_leftovers(data)
+        # Each once: what an interrupted run left is found again as it was.
+        known = {(row["part"], row["row"], row["key"], row["url"]): row for row in (*earlier_rows, *_list_rows(found))}
+        rows, taken = [*known.values()], _list_taken(data, found)
+        write_json(data / _JOURNAL, {"entries": wanted.lists(), "rows": rows, "runs": seen, "taken": taken})
+        (Forgotten.read(data) | wanted).write(data)
+        for folder in (data, data / "parts", data / ".convert"):
+            remove_leftovers(folder)
+        for path in {*(data / ".recaption").glob("*")} - {data / ".recaption/plan.json"}:  # which is done
+            path.unlink()
         cached.sweep(manifest, taken, _name_pictures(wanted, found))
         for path in [part["path"] for part in manifest["parts"]]:
             _update_part(data, manifest, path, set(found.get(path, ())))
@@ -133,7 +118,7 @@ def forget_rows(
                 cached.follow(path, *taken[path])
         if manifest["parts"]:
             _update_filelists(data, manifest)
-        report = _make_report(wanted, rows, seen, removed=True) | cached.report()
+        report = _make_report(wanted, rows, seen, cached)
         tell(report)
         (data / _JOURNAL).unlink()
         if not manifest["parts"]:
@@ -142,7 +127,6 @@ def forget_rows(
 
 
 def describe(report: dict) -> str:
-    """A report as text."""
     done = "taken out" if report["removed"] else "found; nothing was changed"
     lines = [f"{report['rows_found']} row(s) {done}"]
     lines += [f"  {one_line(entry)}: {count}" for entry, count in report["entries"].items()]
@@ -179,17 +163,6 @@ def look_up(data: Path, rows: list[dict], runs: Sequence[str]) -> list[dict]:
     return reports
 
 
-def _is_repeated(wanted: Forgotten, runs: Sequence[str], earlier: Forgotten, seen: list[dict]) -> bool:
-    """Whether a command is the interrupted one, or asks for no more than it did."""
-    folders = {str(local_path(run).resolve()) for run in runs}
-    return wanted | earlier == earlier and folders <= {run["run"] for run in seen}
-
-
-def _find(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> dict[str, dict]:
-    """{path of a part: {row: (entries that name it, its metadata)}}, of parts with such rows."""
-    return {path: found for path, found in find_rows(data, manifest, wanted, num_workers) if found}
-
-
 def refuse_ambiguous_keys(manifest: dict, wanted: Forgotten, found: dict[str, dict]) -> None:
     """Raises ConfigError where a key names rows of several folders: most of them are somebody else's."""
     sources = {part["path"]: part.get("source", "") for part in manifest["parts"]}
@@ -216,15 +189,6 @@ def _name_pictures(wanted: Forgotten, found: dict[str, dict]) -> Forgotten:
     return Forgotten(wanted.urls, wanted.domains, hashes=wanted.hashes | digests)
 
 
-def _drop_leftovers(data: Path) -> None:
-    """Remove what killed commands left half written, and what `ppldm recaption`, which is done, kept of rows."""
-    for folder in (data, data / "parts", data / ".convert"):
-        remove_leftovers(folder)
-    for path in (data / ".recaption").glob("*"):
-        if path.name != "plan.json":
-            path.unlink()
-
-
 def _list_rows(found: dict[str, dict]) -> list[dict]:
     return [
         {"part": path, "row": row, "key": meta.get("key"), "url": meta.get("url"), "entries": entries}
@@ -233,21 +197,19 @@ def _list_rows(found: dict[str, dict]) -> list[dict]:
     ]
 
 
-def _merge_rows(earlier: list[dict], now: list[dict]) -> list[dict]:
-    """The rows of a journal and those found now, each once: what an interrupted run left is found again as it was."""
-    rows = {(row["part"], row["row"], row["key"], row["url"]): row for row in (*earlier, *now)}
-    return sorted(rows.values(), key=lambda row: (row["part"], row["row"]))
-
-
-def _make_report(wanted: Forgotten, rows: list[dict], seen: list[dict], removed: bool) -> dict:
+def _make_report(wanted: Forgotten, rows: list[dict], seen: list[dict], cached: "ForgetCached") -> dict:
+    """{rows_found, removed, entries: {entry: rows}, not_found: [entry], rows: [{part, row, key, url, entries}], runs:
+    [`Past.start_again`], cached: {file: what became of it}, cached_unknown: [file]}."""
     counts = Counter(entry for row in rows for entry in row["entries"])
     return {
         "rows_found": len(rows),
-        "removed": removed,
+        "removed": not cached.dry_run,
         "entries": {entry: counts[entry] for entry in wanted.entries if counts[entry]},
         "not_found": [entry for entry in wanted.entries if not counts[entry]],
         "rows": sorted(rows, key=lambda row: (row["part"], row["row"])),
         "runs": seen,
+        "cached": {path: done for path, done in sorted(cached.done.items()) if done != UNKNOWN},
+        "cached_unknown": sorted(path for path, done in cached.done.items() if done == UNKNOWN),
     }
 
 
@@ -257,7 +219,7 @@ def _read_journal(data: Path) -> tuple[Forgotten, list[dict], list[dict], Taken]
     path = data / _JOURNAL
     try:
         journal = loads(path.read_text(encoding="utf-8"))
-        entries, rows = parse_forgotten(journal["entries"]), list(journal["rows"])
+        entries, rows = Forgotten.parse(journal["entries"]), list(journal["rows"])
         seen = list(journal.get("runs", ()))
         taken = {path: ((size, crc32), rows) for path, ((size, crc32), rows) in journal.get("taken", {}).items()}
     except FileNotFoundError:
@@ -272,20 +234,28 @@ def _read_journal(data: Path) -> tuple[Forgotten, list[dict], list[dict], Taken]
 
 
 def _update_part(data: Path, manifest: dict, path: str, rows: set[int]) -> None:
-    """Rewrite a part without some rows, if any; then have record and manifest say what is there.
-
-    That the manifest and the part differ, without rows to remove, is what a killed run leaves.
-    """
+    """Rewrite a part without some rows, if any; then have record and manifest say what is there. That these differ,
+    without rows to remove, is what a killed run leaves."""
     part, entry = data / path, next(entry for entry in manifest["parts"] if entry["path"] == path)
     if not rows and (part.stat().st_size if part.exists() else 0) == entry["bytes"]:
         return
-    kept = _rewrite(part, rows)
+    kept = 0
+    if part.exists():
+        with closing(Part(part)) as old:
+            left = [row for row in range(len(old)) if row not in rows]
+            kept = len(left)
+            if rows and left:
+                sizes = {row: (int(old.widths[row]), int(old.heights[row])) for row in left}
+                write_lines(part, ((old.read_line(row), sizes[row]) for row in left))
+        if not kept:  # its index first
+            drop_indexes(part)
+            part.unlink()
     num_removed = entry["rows"] - kept
-    facts = {"rows": kept, "bytes": part.stat().st_size, "sha256": file_sha256(part)} if kept else {"rows": 0}
+    facts = {"rows": kept, "bytes": part.stat().st_size, "sha256": hash_file(part)} if kept else {"rows": 0}
     record_path = data / ".convert" / f"{part.name}.json"
     record = read_json(record_path)
     if record:
-        index_sha256 = file_sha256(index_path(part)) if kept else None
+        index_sha256 = hash_file(index_path(part)) if kept else None
         record |= {"bytes": facts.get("bytes", 0), "sha256": facts.get("sha256"), "index_sha256": index_sha256}
         _count(record, record["rows_out"] - kept)
         write_json(record_path, record)
@@ -296,21 +266,6 @@ def _update_part(data: Path, manifest: dict, path: str, rows: set[int]) -> None:
         if manifest["parts"]:
             _update_filelists(data, manifest)
     write_json(data / "manifest.json", manifest)
-
-
-def _rewrite(path: Path, rows: set[int]) -> int:
-    """The rows that are left; a part without any is removed, its index first."""
-    if not path.exists():
-        return 0
-    with closing(Part(path)) as part:
-        left = [row for row in range(len(part)) if row not in rows]
-        if rows and left:
-            sizes = {row: (int(part.widths[row]), int(part.heights[row])) for row in left}
-            write_lines(path, ((part.read_line(row), sizes[row]) for row in left))
-    if not left:
-        drop_indexes(path)
-        path.unlink()
-    return len(left)
 
 
 def _count(account: dict, num_removed: int) -> None:
@@ -338,23 +293,16 @@ class ForgetCached:
     """The cached latents and embeddings beside the parts of the folder `data` and in `folders`. `done`: by its path,
     what became of each that had to be looked at; dry_run: what would.
 
-    A file of the part as it was is rewritten for the part as it is now, without the rows; its other arrays are copied,
-    so that no time of a network is lost. A file of another content, or one that cannot be read, serves nobody and may
-    hold the rows: beside the parts it is removed. In a folder of its own it may be of other data whose parts have the
-    same names: there it is removed where its texts name a row that is taken out. Embeddings have no texts: they go with
-    latents of the same content, and are reported where there are none.
+    A file of the part as it was is rewritten without the rows. A file of another content, or one that cannot be read,
+    may hold the rows: beside the parts it is removed. In a folder of its own it may be of other data whose parts have
+    the same names: there it is removed where its texts name a row that is taken out. Embeddings have no texts: they go
+    with latents of the same content, and are reported where there are none.
     """
 
     def __init__(self, data: Path, folders: Iterable[Path], dry_run: bool = False):
-        self._data, self._dry_run, self.done = data, dry_run, {}
+        self._data, self.dry_run, self.done = data, dry_run, {}
         self._beside = (data / "parts").resolve()
         self._folders = dict.fromkeys([self._beside, *(folder.resolve() for folder in folders)])
-
-    def report(self) -> dict:
-        """{cached: {path: what was done}, cached_unknown: [path]}."""
-        unknown = [path for path, done in self.done.items() if done == UNKNOWN]
-        known = {path: done for path, done in self.done.items() if done != UNKNOWN}
-        return {"cached": dict(sorted(known.items())), "cached_unknown": sorted(unknown)}
 
     def sweep(self, manifest: dict, taken: Taken, named: Forgotten) -> None:
         """Remove the files of no content that the parts of a manifest have. named: rows that are taken out."""
@@ -372,7 +320,7 @@ class ForgetCached:
                 gone = {_content_in(file) for file, done in judged.items() if done == DELETED}
                 for file, done in judged.items():
                     done = DELETED if done == UNKNOWN and _content_in(file) in gone else done
-                    self._settle(file, done if done != REWRITTEN or self._dry_run else None)
+                    self._settle(file, done if done != REWRITTEN or self.dry_run else None)
             for file in folder.glob(".*.tmp"):  # half written by one that was killed
                 if folder != self._beside and file.name.startswith(tuple(f".{name}." for name in parts)):
                     self._settle(file, DELETED)
@@ -385,7 +333,7 @@ class ForgetCached:
             for file in list_files(folder).get(part.name, ()):
                 if _content_in(file) == content:
                     if now is not None:
-                        rewrite(file, part, rows, now)
+                        _rewrite(file, part, rows, now)
                     self._settle(file, REWRITTEN if now is not None else DELETED)
 
     def _judge(self, file: Path, content, due: str | None, named: Forgotten, is_beside: bool) -> str | None:
@@ -397,23 +345,25 @@ class ForgetCached:
         with closing(Latents(file)) as latents:
             if not isinstance(latents.key, LatentsKey):
                 return UNKNOWN
-            return DELETED if any(named.covers(meta, "") for meta in _list_meta(latents)) else None
+            for row in range(len(latents)):
+                with suppress(RowError):
+                    if named.covers(latents.texts(row).meta, ""):
+                        return DELETED
+        return None
 
     def _settle(self, file: Path, done: str | None) -> None:
         if done:
             self.done[str(file)] = done
-        if done in (REWRITTEN, DELETED) and not self._dry_run:
+        if done in (REWRITTEN, DELETED) and not self.dry_run:
             file.unlink()
 
 
-def rewrite(file: Path, part: Path, rows: list[int], content: Content) -> None:
+def _rewrite(file: Path, part: Path, rows: list[int], content: Content) -> None:
     """Beside a cached file of `part`, write what it has without `rows`, for the part as it is now."""
     with closing(CachedFile(file)) as cached:
-        key = replace(cached.key, part=content)
+        key, gone = replace(cached.key, part=content), set(rows)
         target = cached_path(part, key, file.parent)
-        gone = set(rows)
-        left = [row for row in range(len(cached)) if row not in gone]
-        cached.copy_rows(unfinished_path(target), key, left)
+        cached.copy_rows(unfinished_path(target), key, [row for row in range(len(cached)) if row not in gone])
     if not file.name.startswith("."):
         finish_file(unfinished_path(target), target)
 
@@ -425,11 +375,3 @@ def _content_in(file: Path) -> Content | None:
             return cached.key.part
     except PartError:
         return None
-
-
-def _list_meta(latents: Latents) -> Iterable[dict]:
-    for row in range(len(latents)):
-        try:
-            yield latents.meta(row)
-        except RowError:
-            continue

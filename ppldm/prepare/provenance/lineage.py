@@ -9,7 +9,7 @@ from typing import Annotated
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import local_path
 from ...utils.processes.workers import check_workers
-from ...utils.report import print_report
+from ...utils.text import print_report
 from ..filter import duckdb_engine as filter_duckdb
 from ..filter.filter import check_memory
 from ..filter.plan import DUCKDB, FILE, ROW
@@ -36,25 +36,26 @@ def lineage(
     if row is not None:
         if data or key or metadata or not runs:
             raise ConfigError("--row is a row's number in runs; name these by --runs, and neither a folder nor --key")
-        print_report(trace_number(row, runs), _describe_number, json)
+        print_report([past.see([row]) for past in _open_pasts(runs)], _describe_number, json)
         return
     if not (data and key):
         raise ConfigError("name a folder of `ppldm convert` and rows in it by --key, or --runs and a --row of theirs")
     folder = local_path(data).resolve()
     found = trace_rows(folder, key, metadata, check_workers(num_workers))
-    if runs:
-        add_runs(folder, found, runs)
+    for past in _open_pasts(runs or []):
+        for one in found:
+            seen = past.see(past.rows_of(folder / one["part"], [one["row"]]))
+            one["runs"] = [*one.get("runs", ()), seen]
     print_report(found, describe, json)
 
 
 def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, num_workers: int = 1) -> list[dict]:
-    """{key, part, row, source, meta, captions, tables} of each row of these keys; `captions`: where `ppldm recaption`
-    had those of its fields from; `tables` are the rows of the metadata tables that have its URL: {file, row, values}.
-    Raises DataError where a key is nowhere."""
+    """{key, part, row, source, meta, captions (where `ppldm recaption` had them from), tables: [{file, row, values} of
+    metadata with its URL]} of each row of these keys. Raises DataError where a key is nowhere."""
     manifest = read_manifest(data)
     sources = {part["path"]: part.get("source") for part in manifest["parts"]}
     traced, missing = [], set(keys)
-    for path, found in find_rows(data, manifest, Forgotten(keys=frozenset(keys)), num_workers):
+    for path, found in find_rows(data, manifest, Forgotten(keys=frozenset(keys)), num_workers).items():
         for row, (entries, meta) in found.items():
             missing.difference_update(entries)
             place = {"key": meta["key"], "part": path, "row": row, "source": place_of(meta, sources[path])}
@@ -66,20 +67,6 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
     if metadata:
         _look_up(traced, metadata)
     return traced
-
-
-def add_runs(data: Path, found: list[dict], runs: list[str]) -> None:
-    """To each row of `trace_rows`, as `runs`, when each run read it (`Past.see`). Raises CheckpointError."""
-    for row in found:
-        row["runs"] = []
-    for past in _open_pasts(runs):
-        for row in found:
-            row["runs"].append(past.see(past.rows_of(data / row["part"], [row["row"]])))
-
-
-def trace_number(row: int, runs: list[str]) -> list[dict]:
-    """When each run read its row of this number (`Past.see`). Raises CheckpointError, ConfigError."""
-    return [past.see([row]) for past in _open_pasts(runs)]
 
 
 def _open_pasts(runs: list[str]) -> Iterator:
@@ -97,15 +84,13 @@ def _describe_number(reports: list[dict]) -> str:
 
 
 def describe(found: list[dict]) -> str:
-    """The rows as text."""
     lines = []
     for row in found:
         lines.append(f"{row['key']}: {row['part']} row {row['row']}, from {row['source']}")
         lines += [f"  {name}: {value}" for name, value in row["meta"].items()]
         for name, told in row["captions"].items():
-            origin = (
-                f"the command {told['command']}" if "command" in told else f"{told['file']}, SHA-256 {told['sha256']}"
-            )
+            is_file = "command" not in told
+            origin = f"{told['file']}, SHA-256 {told['sha256']}" if is_file else f"the command {told['command']}"
             lines.append(f"  {name} comes from {origin}, {told['time']}")
         for table in row["tables"]:
             values = dumps(table["values"], ensure_ascii=False, default=str)
@@ -120,13 +105,14 @@ def _look_up(traced: list[dict], metadata: list[str]) -> None:
         raise ConfigError("these rows have no `url` in their metadata, by which --metadata could be searched")
     tables = read_tables(metadata)
     url_column = tables.columns.need("URL")
-    names = [*tables.columns.kinds]
-    columns = ", ".join(map(DUCKDB.quote_name, names))
-    listed = ", ".join(map(DUCKDB.quote_text, urls))
-    condition = f"{DUCKDB.quote_name(url_column)} IN ({listed})"
-    query = lambda rows: f"SELECT {FILE}, {ROW}, {columns} FROM {rows} WHERE {condition} ORDER BY 1, 2"  # noqa: E731
+    columns = ", ".join(map(DUCKDB.quote_name, tables.columns.kinds))
+    condition = f"{DUCKDB.quote_name(url_column)} IN ({', '.join(map(DUCKDB.quote_text, urls))})"
+
+    def query(rows: str) -> str:
+        return f"SELECT {FILE}, {ROW}, {columns} FROM {rows} WHERE {condition} ORDER BY 1, 2"
+
     for file, number, *values in filter_duckdb.run_query(tables, query, check_memory(0)):
-        named = dict(zip(names, values, strict=True))
+        named = dict(zip(tables.columns.kinds, values, strict=True))
         entry = {"file": str(tables.paths[file]), "row": number, "values": named}
         for row in traced:
             if row["meta"].get("url") == named[url_column]:

@@ -1,21 +1,21 @@
 """`ppldm recaption`: converted parts with a further caption in each row, from a file or from a command.
 
-Laws. Nothing is overwritten: every row goes to OUT with its own caption, picture and metadata, in its place, and one
-field more where there is a caption for it. Rows in = rows captioned + rows without a caption, and no row is left out.
+Laws. Every row goes to OUT with its own caption, picture and metadata, in its place, and one field more where there is
+a caption for it. Rows in = rows captioned + rows without a caption.
 
     OUT/parts/, NAME.filelist, NAME.filelist.list    as `ppldm convert` has them; forget and lineage take OUT
     OUT/manifest.json                                written last; `captions` says of each field where it came from
     OUT/.recaption/                                  what the same command needs to go on; may be deleted when done
 
 A command gets rows as JSON lines on its standard input, {"row", "key", "caption", "image": base64}, and answers with
-lines {"row", "caption"} in any order; a row without an answer has no caption. Each answer is kept as it comes.
+lines {"row", "caption"} in any order, each kept as it comes; a row without an answer has no caption.
 """
 
 import shlex
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timezone
 from functools import partial
 from json import dumps, loads
@@ -25,14 +25,14 @@ from typing import Annotated
 from ...data.filelist import write_filelist
 from ...data.formats.part import Part, write_lines
 from ...data.formats.row import encode_text_columns
-from ...utils.checksums import digest_of, file_sha256
+from ...utils.checksums import digest_of, hash_file
 from ...utils.errors import ConfigError, DataError, EnvironmentProblem, RowError
 from ...utils.files import local_path, read_json, remove_path, write_json, write_text
 from ...utils.jobs import JobFolder, Piece, finish, list_pieces, make_key, take_fingerprint
 from ...utils.log import get_logger, progress
 from ...utils.processes.workers import check_workers
-from ...utils.report import print_report
-from ...utils.store.inputs import input_path
+from ...utils.store.cache import input_path
+from ...utils.text import print_report
 from .forget import refuse_ambiguous_keys
 from .forgotten import Forgotten, find_rows, read_manifest
 
@@ -65,17 +65,14 @@ def recaption(
 
 
 def recaption_rows(data: Path, out: Path, source: Path | str, name: str, num_workers: int = 1, redo=False) -> dict:
-    """Write the parts of `data` with captions into `out`, from a file (a path) or a command (a text); return the
-    account of the field `name` in the manifest: {file, sha256 or command, time, rows, captioned, missing, unused}.
-
-    Raises ConfigError, DataError, OutputError, EnvironmentProblem.
-    """
+    """Write the parts of `data` with captions of a file (a path) or command (a text) into `out`; return the account of
+    the field `name` in the manifest. Raises ConfigError, DataError, OutputError, EnvironmentProblem."""
     manifest = read_manifest(data)
     if out.resolve() == data.resolve():
         raise ConfigError(f"--out {out} is the data themselves, which stay as they are; name another folder")
     is_file = isinstance(source, Path)
     try:
-        told = {"file": source.name, "sha256": file_sha256(source)} if is_file else {"command": source}
+        told = {"file": source.name, "sha256": hash_file(source)} if is_file else {"command": source}
     except OSError as error:
         raise ConfigError(f"cannot read --captions {source} ({error.strerror}); name a file of JSON lines") from error
     job, settings = JobFolder(out, _HIDDEN, "recaption", "parts"), {"name": name, "captions": [*told.values()][-1]}
@@ -85,7 +82,14 @@ def recaption_rows(data: Path, out: Path, source: Path | str, name: str, num_wor
         get_logger().info("%s was finished before", out)
         return done["captions"][name]
     wanted, find = _read_captions(source, data, manifest, num_workers) if is_file else (set(), None)
-    with job.claimed(settings, redo, content, clear=partial(_clear, out)):
+
+    def clear() -> None:
+        made_before = *(out / "parts").glob("*"), *out.glob("*.filelist*"), *job.notes.glob("*.json*")
+        for path in (out / "manifest.json", *made_before):
+            if path.name != "plan.json":
+                remove_path(path)
+
+    with job.claimed(settings, redo, content, clear):
         if not is_file:
             find = _ask(source, data, manifest, job.notes / "answers.jsonl")
         made = [_make_part(data, out, part, name, find, digest_of(settings)) for part in manifest["parts"]]
@@ -93,27 +97,21 @@ def recaption_rows(data: Path, out: Path, source: Path | str, name: str, num_wor
         account = {**told, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         account |= {"rows": manifest["rows_out"], "captioned": captioned, "missing": manifest["rows_out"] - captioned}
         account |= {"unused": len(wanted - used)} if is_file else {}
-        _finish(data, out, manifest, made, {name: account})
+        files = [{key: one[key] for key in ("bytes", "sha256")} for one in made]
+        parts = [part | file for part, file in zip(manifest["parts"], files, strict=True)]
+        write_filelist(out / f"{manifest['name']}.filelist", [part["path"] for part in parts])
+        listing = f"{manifest['name']}.filelist.list"
+        write_text(out / listing, (data / listing).read_text(encoding="utf-8"))
+        all_captions = manifest.get("captions", {}) | {name: account}
+        write_json(out / "manifest.json", manifest | {"parts": parts, "captions": all_captions})
     return account
 
 
 def describe(report: dict, out: str) -> str:
-    """The account as text."""
     lines = [f"{report['captioned']:,} of {report['rows']:,} rows have a new caption"]
     lines += [f"  no caption: {report['missing']:,}"] if report["missing"] else []
     lines += [f"  captions of rows that are not there: {report['unused']:,}"] if report.get("unused") else []
     return "\n".join([*lines, f"train with the filelist list in {out}, and --captions (docs/data.md)"])
-
-
-def _clear(out: Path) -> None:
-    for path in (
-        out / "manifest.json",
-        *(out / "parts").glob("*"),
-        *out.glob("*.filelist*"),
-        *(out / _HIDDEN).glob("*.json*"),
-    ):
-        if path.name != "plan.json":
-            remove_path(path)
 
 
 def _read_captions(path: Path, data: Path, manifest: dict, num_workers: int) -> tuple[set[str], Callable]:
@@ -128,16 +126,14 @@ def _read_captions(path: Path, data: Path, manifest: dict, num_workers: int) -> 
                 kind = next(kind for kind in _NAMES if isinstance(told.get(kind), str))
                 row, caption = told[kind], told["caption"]
             except (ValueError, AttributeError, StopIteration, KeyError) as error:
-                raise ConfigError(
-                    f'--captions: line {number} of {path} is not like {{"key": "...", "caption": "..."}}, nor with '
-                    '"sha256" or "url"'
-                ) from error
+                like = '{"key": "...", "caption": "..."}, nor with "sha256" or "url"'
+                raise ConfigError(f"--captions: line {number} of {path} is not like {like}") from error
             if isinstance(caption, str) and caption.strip() and found[kind].setdefault(row, caption) != caption:
                 raise ConfigError(f"--captions: line {number} of {path} has another caption for {kind} {row}; keep one")
     named = Forgotten(urls=frozenset(found["url"]), keys=frozenset(found["key"]), hashes=frozenset(found["sha256"]))
     keys = Forgotten(keys=named.keys)
     if keys.keys and len(manifest["parts"]) > 1:
-        rows = {path: rows for path, rows in find_rows(data, manifest, keys, num_workers) if rows}
+        rows = find_rows(data, manifest, keys, num_workers)
         refuse_ambiguous_keys(manifest, keys, rows)
     captions = {entry: caption for kind in reversed(_NAMES) for entry, caption in found[kind].items()}
 
@@ -149,10 +145,12 @@ def _read_captions(path: Path, data: Path, manifest: dict, num_workers: int) -> 
 
 
 def _ask(command: str, data: Path, manifest: dict, journal: Path) -> Callable:
-    """What gives the caption of a row, once a command has answered for all that the journal lacks. Raises
-    EnvironmentProblem, DataError."""
-    answers = _read_answers(journal)
-    numbers = {part["path"]: first for part, first in zip(manifest["parts"], _first_rows(manifest), strict=True)}
+    """What gives the caption of a row, once a command has answered for all. Raises EnvironmentProblem, DataError."""
+    text = journal.read_text(encoding="utf-8") if journal.exists() else ""
+    whole = text[: text.rfind("\n") + 1]  # without a line that a killed run left unfinished
+    if whole != text:
+        write_text(journal, whole)
+    answers, numbers = dict(map(loads, whole.splitlines())), _first_rows(manifest)
     if len(answers) < sum(part["rows"] for part in manifest["parts"]):
         _run(command, data, manifest, answers, journal)
 
@@ -169,7 +167,22 @@ def _run(command: str, data: Path, manifest: dict, answers: dict[int, str], jour
     except (OSError, ValueError, IndexError) as error:
         raise ConfigError(f"--command {command!r} cannot be started ({error}); check it in a shell") from error
     known = frozenset(answers)
-    feeder = threading.Thread(target=_feed, args=(child.stdin, data, manifest, known), daemon=True)
+
+    def feed() -> None:
+        """Write the rows that have no answer yet. A command that closes its input early has its reasons."""
+        with suppress(BrokenPipeError), child.stdin:
+            for path, first in _first_rows(manifest).items():
+                with closing(Part(data / path)) as rows:
+                    for row in range(len(rows)):
+                        if first + row in known:
+                            continue
+                        with suppress(RowError):
+                            caption, meta = rows.read_fields(row)
+                            image = rows.read_line(row).rstrip(b"\n").split(b"\t")[2].decode("ascii")
+                            told = {"row": first + row, "key": meta.get("key"), "caption": caption, "image": image}
+                            child.stdin.write(dumps(told) + "\n")
+
+    feeder = threading.Thread(target=feed, daemon=True)
     num_rows = sum(part["rows"] for part in manifest["parts"])
     try:
         feeder.start()
@@ -182,9 +195,9 @@ def _run(command: str, data: Path, manifest: dict, answers: dict[int, str], jour
                     told = loads(line)
                     row, caption = int(told["row"]), str(told["caption"] or "")
                 except (ValueError, TypeError, KeyError) as error:
+                    wanted = '{"row": 0, "caption": "…"}'
                     raise DataError(
-                        f"--command answered {line.strip()[:200]!r}; each line must be like "
-                        '{"row": 0, "caption": "…"}'
+                        f"--command answered {line.strip()[:200]!r}; each line must be like {wanted}"
                     ) from error
                 if row not in answers and 0 <= row < num_rows:
                     answers[row] = caption
@@ -202,45 +215,13 @@ def _run(command: str, data: Path, manifest: dict, answers: dict[int, str], jour
         )
 
 
-def _feed(stdin, data: Path, manifest: dict, known: frozenset[int]) -> None:
-    """Write the rows that have no answer yet. A command that closes its input early has its reasons."""
-    try:
-        with stdin:
-            for part, first in zip(manifest["parts"], _first_rows(manifest), strict=True):
-                with closing(Part(data / part["path"])) as rows:
-                    for row in range(len(rows)):
-                        if first + row not in known and (told := _tell(rows, row)):
-                            stdin.write(dumps({"row": first + row, **told}) + "\n")
-    except BrokenPipeError:
-        pass
-
-
-def _tell(rows: Part, row: int) -> dict | None:
-    try:
-        caption, meta = rows.read_fields(row)
-        image = rows.read_line(row).rstrip(b"\n").split(b"\t")[2].decode("ascii")
-    except RowError:
-        return None
-    return {"key": meta.get("key"), "caption": caption, "image": image}
-
-
-def _first_rows(manifest: dict) -> Iterator[int]:
-    """The number of each part's first row among all."""
-    first = 0
+def _first_rows(manifest: dict) -> dict[str, int]:
+    """The number of each part's first row among all, by its path."""
+    firsts, first = {}, 0
     for part in manifest["parts"]:
-        yield first
+        firsts[part["path"]] = first
         first += part["rows"]
-
-
-def _read_answers(journal: Path) -> dict[int, str]:
-    """What a command has answered; a line that a killed run left unfinished is taken off."""
-    if not journal.exists():
-        return {}
-    text = journal.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        write_text(journal, whole)
-    return dict(map(loads, whole.splitlines()))
+    return firsts
 
 
 def _make_part(data: Path, out: Path, part: dict, name: str, find: Callable, settings: str) -> dict:
@@ -255,37 +236,23 @@ def _make_part(data: Path, out: Path, part: dict, name: str, find: Callable, set
         def lines() -> Iterator[tuple[bytes, tuple[int, int]]]:
             nonlocal captioned
             for row in range(len(rows)):
-                line, caption, entries = rows.read_line(row), None, ()
-                try:
+                line = rows.read_line(row)
+                with suppress(RowError):  # such a row stays what it is; `ppldm verify` counts it
                     own, meta = rows.read_fields(row)
-                except RowError:
-                    pass  # which stays what it is; `ppldm verify` counts it
-                else:
                     if name in meta:
                         raise ConfigError(
                             f"{source} row {row} has a {name} already, which stays; choose another --name"
                         )
                     caption, entries = find(part, row, meta)
-                if caption:
-                    line = encode_text_columns(own, meta | {name: caption}) + line.split(b"\t", 2)[2]
-                    captioned += 1
-                    used.update(entries)
+                    if caption:
+                        line = encode_text_columns(own, meta | {name: caption}) + line.split(b"\t", 2)[2]
+                        captioned += 1
+                        used.update(entries)
                 yield line, (int(rows.widths[row]), int(rows.heights[row]))
 
         with closing(Part(source)) as rows:
             write_lines(target, lines())
-        facts = {"bytes": target.stat().st_size, "sha256": file_sha256(target)}
+        facts = {"bytes": target.stat().st_size, "sha256": hash_file(target)}
         return {"captioned": captioned, "used": sorted(used), **facts}
 
-    return finish(record, key, lambda made: target.is_file() and file_sha256(target) == made["sha256"], make)[0]
-
-
-def _finish(data: Path, out: Path, manifest: dict, made: list[dict], captions: dict[str, dict]) -> None:
-    name = manifest["name"]
-    parts = [
-        part | {key: one[key] for key in ("bytes", "sha256")} for part, one in zip(manifest["parts"], made, strict=True)
-    ]
-    write_filelist(out / f"{name}.filelist", [part["path"] for part in parts])
-    write_text(out / f"{name}.filelist.list", (data / f"{name}.filelist.list").read_text(encoding="utf-8"))
-    told = {"parts": parts, "captions": manifest.get("captions", {}) | captions}
-    write_json(out / "manifest.json", manifest | told)
+    return finish(record, key, lambda made: target.is_file() and hash_file(target) == made["sha256"], make)[0]

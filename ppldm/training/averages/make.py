@@ -13,7 +13,7 @@ import numpy as np
 from ...config.training import LARGEST_STD
 from ...diffusion.drawing import kept_of
 from ...utils.errors import CheckpointError, ConfigError
-from ...utils.report import print_report
+from ...utils.text import print_report
 
 WORST = 0.1  # error of a profile from which on its average is not made
 _STEPS_SHOWN, _STDS_SHOWN = 12, (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25)
@@ -47,7 +47,9 @@ def ema(
     step = found[-1].step if step is None else step
     coefficients, report = choose(found, std, step)
     report = {"run": str(folder), **report, "out": str(export_average(folder, found, coefficients, report, out))}
-    print_report(report, _describe_made, json)
+    said = f"average of std {report['std']:g} after update {report['step']}, from {report['snapshots']} snapshots, "
+    said += f"its profile {report['error']:.2%} off: {report['out']}"
+    print_report(report, lambda _: said, json)
 
 
 def survey(found: list) -> dict:
@@ -92,12 +94,10 @@ def choose(found: list, std: float, step: int):
 
 
 def combine(stored: list[tuple[float, int]], wanted: list[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(coefficients [len(stored), len(wanted)] float64, whose columns each add up to 1; errors [len(wanted)]).
-
-    stored, wanted: (standard deviation, number of updates) of each snapshot, and of each average to make. error: the L2
-    norm of what the profile is off, by that of the profile itself; of weights that vary independently around a mean, it
-    is how far their average is off, by how far an average is from the mean.
-    """
+    """(coefficients [len(stored), len(wanted)] float64, whose columns each add up to 1; errors [len(wanted)]). stored,
+    wanted: (standard deviation, number of updates) of each snapshot, and of each average to make. error: the L2 norm of
+    (profile made - profile wanted), divided by the norm of the profile wanted. Where weights vary independently around
+    a mean, the average of the weights is off by the same share."""
     from ...networks.ema import exponent_of
 
     powers, ends = np.array([(exponent_of(std), end) for std, end in [*stored, *wanted]], np.float64).T
@@ -140,17 +140,17 @@ def add_up(found: list, coefficients) -> dict:
 
 
 def export_average(folder: Path, found: list, coefficients, report: dict, out: str | None) -> Path:
-    """Write the average as the family's export has it, and return the folder. What is not trained is that of the newest
+    """Write the average as the family's export has it, and return the folder. What is not trained comes from the newest
     checkpoint. Raises CheckpointError, ConfigError, ModelError."""
     from ... import __version__
-    from ...config.write import RECIPE_FILE
+    from ...config.recipe import RECIPE_FILE
     from ...families.base import saved_recipe
     from ...inference.export import refuse_to_overwrite
     from ...networks.ema import ExponentialMovingAverage, PowerDecay
     from ...utils.files import in_working_folder, local_path, read_json, write_text
     from ...weights.folders import CHECKPOINT_WEIGHTS
     from ...weights.formats.files import read_arrays
-    from ..checkpoint.checkpoint import newest_checkpoint, read_manifest
+    from ..run_folder import newest_checkpoint, read_manifest
 
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:
@@ -197,10 +197,3 @@ def _describe_survey(report: dict) -> str:
     if low is not None:
         lines.append(f"after update {report['steps'][-1]}, --std from {low:g} to {high:g} can be made")
     return "\n".join(lines)
-
-
-def _describe_made(report: dict) -> str:
-    return (
-        f"average of std {report['std']:g} after update {report['step']}, from {report['snapshots']} snapshots, its "
-        f"profile {report['error']:.2%} off: {report['out']}"
-    )

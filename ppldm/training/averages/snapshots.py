@@ -1,11 +1,9 @@
 """Snapshots of the averages of `--ema_posthoc`, from which `ppldm ema` makes others (averages/make.py).
 
-    RUN/ema_snapshots/0.05-1000.safetensors   the average of relative standard deviation 0.05 after update 1000
-
-Arrays by the names of the parameters; beside them `num_updates`, those that the average has taken in (not those that
-were skipped), and `crc32` of the arrays. A file is finished or absent. Those later than the update that a run goes on
-from are removed, and made again with the same bits.
-"""
+RUN/ema_snapshots/0.05-1000.safetensors is the average of relative standard deviation 0.05 after update 1000: arrays by
+the names of the parameters; beside them `num_updates`, those that the average has taken in (not those that were
+skipped), and `crc32` of the arrays. A file is finished or absent. Those later than the update that a run goes on from
+are removed, and made again with the same bits."""
 
 import json
 import re
@@ -17,11 +15,12 @@ import numpy as np
 
 from ...networks.ema import ExponentialMovingAverage
 from ...utils.checksums import checksum_arrays
-from ...utils.errors import FULL_DISK, DiskFullError, ModelError
+from ...utils.errors import DiskFullError, ModelError
 from ...utils.files import atomic_write, count_free_bytes, make_output_dir, passing_over, remove_leftovers
 from ...utils.log import get_logger
 from ...weights.formats.files import read_arrays, read_metadata
-from ..checkpoint.checkpoint import SNAPSHOTS, require_space
+from ..checkpoint import room_for
+from ..run_folder import SNAPSHOTS
 
 DEFAULT_NUMBER = 50  # of times in a run
 _FACTS = "average"
@@ -95,16 +94,10 @@ def write_snapshot(path: Path, average: ExponentialMovingAverage, dtype: str) ->
     facts = {"num_updates": average.num_updates, "crc32": f"{crc32:08x}"}
     header = json.dumps({"__metadata__": {_FACTS: json.dumps(facts)}, **entries}).encode()
     header += b" " * (-len(header) % 8)
-    require_space(path, 8 + len(header) + end)
-    try:
-        with atomic_write(path) as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for _, array in _cast(average, dtype):
-                file.write(array.tobytes())
-    except OSError as error:
-        if error.errno not in FULL_DISK:
-            raise
-        raise DiskFullError(f"the disk filled up while writing {path} ({error.strerror}); free some") from error
+    with room_for(path, 8 + len(header) + end), atomic_write(path) as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for _, array in _cast(average, dtype):
+            file.write(array.tobytes())
 
 
 def _cast(average: ExponentialMovingAverage, dtype: str) -> Iterator[tuple[str, np.ndarray]]:

@@ -1,6 +1,6 @@
 """`--dry_run`: what a recipe trains, and the memory of its weights, without memory for them.
 
-Bytes of each device for N trained parameters, as `optimizer/` and `networks/ema.py` keep them: weights 4 a parameter,
+Bytes of each device for N trained parameters, as the optimizer and `networks/ema.py` keep them: weights 4 a parameter,
 trained or not, adapters too; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters
 in the optimizer. Gradients 4 N; AdamW's moments 8 N; a moving average 4 N. `--sharding stage1` divides what the
 optimizer has by the devices, stage2 gradients too. Activations, and what the device's libraries take, come on top.
@@ -14,12 +14,12 @@ import numpy as np
 from ...config.recipe import Recipe
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
-from ...families.common.ldm_build import tokenizer_source
+from ...families.ldm_build import tokenizer_source
 from ...networks.adapters import TEXT_ENCODER, plan_tokens
-from ...utils.report import print_report
+from ...utils.text import print_report
 from ...weights.components import is_linear_weight
 from ...weights.fill import parameter_shapes
-from ...weights.lora.tokens import find_table
+from ...weights.lora.merge import find_table
 from ...weights.model_file import class_of
 
 UNUSED = "to_logits."  # of LDMBert: kept, and never trained

@@ -91,13 +91,14 @@ def finetune(
 @dataclass(frozen=True)
 class Pictures:
     """What is trained on. files: absolute paths. captions: without repetitions, in order of the files. common: the
-    caption of all. digest: of names, sizes and times of change, captions' files among them."""
+    caption of all. name: by names, sizes and times of change,
+    captions' files among them."""
 
     folder: Path
     files: tuple[Path, ...]
     captions: tuple[str, ...]
     common: str
-    digest: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Settings:
 
 def read_pictures(folder: Path, caption: str) -> Pictures:
     """What a folder holds, its subfolders too. Raises ConfigError where there are no pictures, or no captions."""
-    from ...data.formats.folder_names import find_caption, list_pictures
+    from ...data.formats.folder import find_caption, list_pictures
     from ...utils.checksums import digest_of
 
     folder = folder.absolute()
@@ -147,7 +148,8 @@ def read_pictures(folder: Path, caption: str) -> Pictures:
         )
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in (*files, *texts)]
     captions = (caption,) if caption else tuple(path.read_text(encoding="utf-8").strip() for path in texts)
-    return Pictures(folder, tuple(files), tuple(dict.fromkeys(captions)), caption, digest_of([caption, stats])[:8])
+    name = f"pictures-{digest_of([caption, stats])[:8]}"
+    return Pictures(folder, tuple(files), tuple(dict.fromkeys(captions)), caption, name)
 
 
 def read_start(model: str) -> Start:
@@ -155,10 +157,9 @@ def read_start(model: str) -> Start:
     from ...networks.configs import is_ldmbert
     from ...utils.files import read_json
     from ...weights.components import ComponentWeights, Weights
-    from ...weights.configs import read_folder_config
+    from ...weights.configs import PUBLISHED_SCHEDULE, read_folder_config, read_scheduler
     from ...weights.fetch import check_name, locate_model
     from ...weights.folders import COMPONENT_FOLDERS
-    from ...weights.noise_schedule import PUBLISHED_SCHEDULE, read_scheduler
     from ...weights.write import metadata_of
 
     check_name(model)
@@ -183,7 +184,7 @@ def write_lists(settings: Settings, own: Pictures) -> dict[Path, str]:
     if settings.class_prompt:
         drawn = [settings.out / "class" / f"000-{number:02d}.png" for number in range(settings.num_class_pictures)]
         found[settings.out / "class.jsonl"] = _json_lines(drawn, settings.class_prompt)
-        lists = (f"data/{_name(own)}.filelist", "class-data/class.filelist")
+        lists = (f"data/{own.name}.filelist", "class-data/class.filelist")
         found[settings.out / "mixed.filelist.list"] = "".join(f"{path} 1\n" for path in lists)
     return found
 
@@ -191,7 +192,7 @@ def write_lists(settings: Settings, own: Pictures) -> dict[Path, str]:
 def plan(settings: Settings, own: Pictures) -> list[Stage]:
     """The commands. They depend on the pictures: with others, everything starts anew."""
     out, model = settings.out, settings.start.model
-    data = (*_PPLDM, "convert", str(_source(settings, own)), *as_flags(out=out / "data", name=_name(own)))
+    data = (*_PPLDM, "convert", str(_source(settings, own)), *as_flags(out=out / "data", name=own.name))
     stages = [Stage("data", f"reading {len(own.files)} pictures", data, 5)]
     if settings.class_prompt:
         count = settings.num_class_pictures
@@ -217,7 +218,7 @@ def plan(settings: Settings, own: Pictures) -> list[Stage]:
 def train_command(settings: Settings, own: Pictures) -> tuple[str, ...]:
     """The training: what the base model was trained with stays as it was."""
     facts, out = settings.start.facts, settings.out
-    lists = "mixed.filelist.list" if settings.class_prompt else f"data/{_name(own)}.filelist.list"
+    lists = "mixed.filelist.list" if settings.class_prompt else f"data/{own.name}.filelist.list"
     flags = {
         "model_name_or_path": settings.start.model,
         "file_list": out / lists,
@@ -251,11 +252,7 @@ def _drawn_with(settings: Settings) -> dict:
 
 def _source(settings: Settings, own: Pictures) -> Path:
     """What is converted: the folder, or where all pictures have one caption a table of them."""
-    return settings.out / f"{_name(own)}.jsonl" if own.common else own.folder
-
-
-def _name(own: Pictures) -> str:
-    return f"pictures-{own.digest}"
+    return settings.out / f"{own.name}.jsonl" if own.common else own.folder
 
 
 def _json_lines(files, caption: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from ...config.network_files import DEFAULT_TOKENIZER
-from ...config.write import preset_recipe
+from ...config.recipe import preset_recipe
 from ...data.filelist import list_parts
 from ...families.base import get_family
 from ...utils.errors import ConfigError
@@ -134,39 +134,35 @@ def recipe_text(target: Path, goal: str, machine: str, base: str, head: str) -> 
     preset = _SCRATCH[machine] if goal == "scratch" else _FROM_MODEL[goal]
     changes: dict[str, Any] = {"run.output_dir": str(target.with_suffix(""))}
     changes["data.file_list"] = _list_of(target).name if target.parent == Path() else str(_list_of(target))
-    family = "ldm" if goal == "scratch" else "stable_diffusion"
+    family = "ldm" if goal == "scratch" else "stable_diffusion"  # and what a model is that is not here
     fp16, bf16 = _PRECISION[machine]
     changes |= {"compute.fp16": fp16, "compute.bf16": bf16}
     batch, accumulated = _BATCHES[machine]
     if goal != "scratch":
-        family, own = _start(base)
-        changes |= own | {"run.per_device_train_batch_size": batch, "run.gradient_accumulation_steps": accumulated}
+        changes |= {"model.model_name_or_path": base, "run.per_device_train_batch_size": batch}
+        changes["run.gradient_accumulation_steps"] = accumulated
+    if goal != "scratch" and Path(base).expanduser().exists():
+        from .finetune import KEPT, read_start
+
+        start = read_start(base)
+        family, changes["model.model_name_or_path"] = start.family, start.model
+        changes["data.resolution"] = start.facts["resolution"]
+        changes |= {f"model.{name}": start.facts[name] for name in KEPT}
     if machine == CPU.name:
         changes |= {"compute.dataloader_num_workers": 1} | (_TINY if goal == "scratch" else _SHORT)
         if goal != "scratch":
             changes["data.resolution"] = min(_SHORT_RESOLUTION, changes.get("data.resolution", _SHORT_RESOLUTION))
-    start = f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}.\n"
-    start += f"# `ppldm train --help` explains all settings. Train with: ppldm train --config {target}\n{head}"
-    return start + preset_recipe(preset, get_family(family).Config, changes, _SHOWN)
-
-
-def _start(base: str) -> tuple[str, dict]:
-    """(family of a model, settings that it must keep); of one that is not here, as Stable Diffusion 1.5 has them."""
-    if not Path(base).expanduser().exists():
-        return "stable_diffusion", {"model.model_name_or_path": base}
-    from .finetune import KEPT, read_start
-
-    start = read_start(base)
-    own = {"model.model_name_or_path": start.model, "data.resolution": start.facts["resolution"]}
-    return start.family, own | {f"model.{name}": start.facts[name] for name in KEPT}
+    first = f"# Made by `ppldm init`: {goal}, for {machine}. It builds on the preset {preset}.\n"
+    first += f"# `ppldm train --help` explains all settings. Train with: ppldm train --config {target}\n{head}"
+    return first + preset_recipe(preset, get_family(family).Config, changes, _SHOWN)
 
 
 def _first_training(target: Path, path: Path) -> dict[Path, str]:
-    """The files of a tiny model on pictures, as `ppldm quickstart --pictures` trains it: the recipes, that of the
-    autoencoder too where it is trained, and lists; the tokenizer is there. Raises ConfigError, DataError."""
+    """The files of a tiny model on pictures, as `ppldm quickstart --pictures` trains it: its recipe, one for
+    the autoencoder where it is trained, and lists; the tokenizer is there. Raises ConfigError, DataError."""
     from ...data.text.survey import survey
     from ...data.text.vocabulary import learn_tokenizer
-    from ...families.common.first_training import FirstTraining
+    from ...families.first_training import FirstTraining
 
     chosen = FirstTraining.choose(survey(path, "--path"))
     found, stem = chosen.found, str(target.with_suffix(""))

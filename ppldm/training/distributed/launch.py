@@ -4,18 +4,14 @@
 
 Paddle's launcher starts the processes, on this machine or as one of several, and its flags stay its own. What is added:
 
-- The first rank that fails (`utils/processes/failure.py`) is named on the terminal with the last lines of its log, and
-  the launcher ends with that rank's exit status. The other ranks have GRACE_SECONDS to end by themselves; then they and
-  their loader processes are killed. (Paddle's own shows the failed rank with the lowest number, which often is a victim
-  of another one.)
-- SIGTERM, SIGUSR1 and Ctrl-C go to every rank's main process and to no loader process, and the ranks may take as long
-  as they need to save. (Paddle's own kills them after 30 seconds, or dies of SIGUSR1 and leaves them running.)
-- A second Ctrl-C kills them at once. Where the launcher itself is killed, its ranks end with it (`utils/entry.py`).
-- `--master` may be a name, and this machine's address is the one by which it reaches the master. (Paddle's own waits
-  for ever for a master that is not written as the address which the first machine finds under its own name, and that
-  address is a loopback one on many systems.)
-- With several machines, their launchers tell each other through the launcher of the first how they are: where one
-  fails, or is silent for SILENCE_SECONDS, the others stop as well. (Paddle's own leaves them waiting.)
+- The first rank that fails (`utils/processes/signals.py`) is named with the last lines of its log, whose exit status
+  the launcher has too. The others have GRACE_SECONDS to end; then they and their loader processes are killed.
+  (Paddle's own shows the failed rank with the lowest number, which often is a victim of another one.)
+- SIGTERM, SIGUSR1 and Ctrl-C go to every rank's main process, and the ranks may take as long as they need to save; a
+  second Ctrl-C kills them. (Paddle's own kills them after 30 seconds, or dies of SIGUSR1 and leaves them running.)
+- `--master` may be a name. (Paddle's own waits for ever for one that is not written as the address which the first
+  machine finds under its own name, and that address is a loopback one on many systems.)
+- With several machines, where one launcher fails, or is silent for SILENCE_SECONDS, the others stop as well.
 """
 
 import json
@@ -32,8 +28,7 @@ from pathlib import Path
 
 from ...utils.errors import ConfigError, debugging, exit_on_error
 from ...utils.machine.cpu import quiet_paddle
-from ...utils.processes.failure import FOLDER_VARIABLE, failure_time_sec
-from ...utils.processes.interrupts import answer_interrupts
+from ...utils.processes.signals import FOLDER_VARIABLE, answer_interrupts, failure_time_sec
 
 if __name__ == "__main__":
     answer_interrupts()
@@ -79,11 +74,8 @@ class Rank:
 
     @property
     def blame(self) -> tuple[int, float, int]:
-        """Least for the one of several failed ranks that failed first.
-
-        One that was killed had no part in it, and could note no moment; one that gives up by SIGABRT often lost its
-        connection.
-        """
+        """Least for the one of several failed ranks that failed first. One that was killed had no part in it, and could
+        note no moment; one that gives up by SIGABRT often lost its connection."""
         kind = 2 if self.status == -signal.SIGABRT else 0 if self.status < 0 else 1
         return kind, failure_time_sec(self.notes, self.rank), self.rank
 
@@ -112,10 +104,8 @@ class Rank:
 
 
 class Peers(threading.Thread):
-    """Tells the launchers of other machines how this one is, and finds out how they are.
-
-    `endpoint` is that of the key-value server which Paddle's first launcher runs. `trouble` is None or a sentence.
-    """
+    """Tells the launchers of other machines how this one is, and finds out how they are. `endpoint`: where the
+    key-value server listens which Paddle's first launcher runs. `trouble` is None or a sentence."""
 
     def __init__(self, endpoint: str, job: str, node: int, num_nodes: int):
         super().__init__(daemon=True)
@@ -271,9 +261,7 @@ def meet_at(master: str) -> tuple[str, str]:
 
 def run(notes: str) -> None:
     """Start what the command line says and end with its exit status; ranks that fail note it in the folder `notes`.
-
-    Raises ConfigError for another kind of launch.
-    """
+    Raises ConfigError for another kind of launch."""
     context = Context()
     context.set_envs({FOLDER_VARIABLE: notes})
     if context.args.log_level.upper() == "INFO" and not debugging():

@@ -8,27 +8,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from ...config.flags import parse_known
-from ...config.recipe import Recipe, idle_settings, naming_origins
+from ...config.option import parse_known
+from ...config.recipe import idle_settings, naming_origins
 from ...utils.errors import ConfigError, PpldmError
-from ...utils.report import print_report
+from ...utils.text import print_report
 from ...utils.variables import network_forbidden
-from ..commands.launched import add_launch_flags
-from ..commands.train import LOOPS, with_underscores
-from .machine import (
-    STATUSES,
-    Finding,
-    examine,
-    good,
-    judged,
-    look_at_clock,
-    look_at_loaders,
-    look_at_packages,
-    look_at_ports,
-    look_at_shared_memory,
-)
-
-_HEAD = "Look at a machine, a recipe and its data before a run: each line is ok, a warning or an error with its remedy."
+from ..commands.train import LOOPS, add_launch_flags, with_underscores
+from . import machine
 
 
 class FoundErrors(PpldmError):
@@ -45,7 +31,7 @@ def doctor(argv: list[str]):
 doctor.takes_words = True
 
 
-def show(argv: list[str]) -> list[Finding]:
+def show(argv: list[str]) -> list[machine.Finding]:
     """Print what is found of a command line, and return it."""
     given, rest = parse_known(_make_parser(), list(map(with_underscores, argv)))
     if given.num_devices is None:
@@ -54,7 +40,7 @@ def show(argv: list[str]) -> list[Finding]:
         raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
     given.devices_here = -(-given.num_devices // (given.nnodes or 1))
     found, facts = look(rest, given)
-    status = max((one.status for one in found), key=STATUSES.index)
+    status = max((one.status for one in found), key=machine.STATUSES.index)
     report = {"status": status, "findings": [asdict(one) for one in found], **facts}
     print_report(report, lambda _: "\n".join(map(str, found)), given.json)
     return found
@@ -63,7 +49,8 @@ def show(argv: list[str]) -> list[Finding]:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ppldm doctor",
-        description=_HEAD,
+        description="Look at a machine, a recipe and its data before a run: each line is ok, a warning or an error "
+        "with its remedy.",
         epilog="All other flags, --config and --preset are those of ppldm train.",
     )
     parser.add_argument("--loop", choices=LOOPS, default=LOOPS[0], help="As ppldm train has it.")
@@ -77,44 +64,34 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], dict]:
+def look(words: list[str], given: argparse.Namespace) -> tuple[list[machine.Finding], dict]:
     """(all that is found of a command line of training, what the forecast and the memory are made of)."""
-    from ..commands.arguments import read_recipe
-    from ..commands.train import check_recipe
+    from ..commands.train import check_recipe, read_recipe
 
-    found, recipes, facts = examine("packages", look_at_packages), [], {}
+    found, recipes, facts = machine.examine("packages", machine.look_at_packages), [], {}
 
-    def read() -> Iterator[Finding]:
+    def read() -> Iterator[machine.Finding]:
         recipe = read_recipe(["--do_train", *words] if given.loop == "trainer" else words, given.loop == "hand", None)
         recipes.append(recipe)
         with naming_origins(recipe.settings):
             check_recipe(recipe)
-        yield from _look_at_idle(recipe, given.loop == "hand")
+        idle = [f"--{one.name} does nothing {one.needs.reason}" for one in idle_settings(recipe, given.loop == "hand")]
+        fix = "omit it" if len(idle) == 1 else "omit them" if idle else ""
+        text = "; ".join(idle) or f"family {recipe.family}, settings that go together"
+        yield machine.judged("recipe", text, warning=fix)
 
-    found += examine("recipe", read)
+    found += machine.examine("recipe", read)
     if not recipes:
-        return found + examine("ports", look_at_ports, given.master), facts
+        return found + machine.examine("ports", machine.look_at_ports, given.master), facts
     recipe = recipes[0]
-    found += _machine(recipe, given)
+    place = Path(given.shared_memory) if given.shared_memory else None
+    found += machine.examine("shared memory", machine.look_at_shared_memory, recipe.training, given.devices_here, place)
+    found += machine.examine("loaders", machine.look_at_loaders, recipe.training, given.devices_here)
+    found += machine.examine("clock", machine.look_at_clock, recipe.training)
+    found += machine.examine("ports", machine.look_at_ports, given.master)
     if any(one.status == "error" and one.name in ("packages", "recipe") for one in found):
         return found, facts
     from .run import look_at_run
 
     with network_forbidden(getattr(recipe.model, "offline", False)):
         return look_at_run(recipe, given, found, facts), facts
-
-
-def _machine(recipe: Recipe, given) -> list[Finding]:
-    place = Path(given.shared_memory) if given.shared_memory else None
-    found = examine("shared memory", look_at_shared_memory, recipe.training, given.devices_here, place)
-    found += examine("loaders", look_at_loaders, recipe.training, given.devices_here)
-    found += examine("clock", look_at_clock, recipe.training)
-    return found + examine("ports", look_at_ports, given.master)
-
-
-def _look_at_idle(recipe: Recipe, loop: bool) -> Iterator[Finding]:
-    idle = [f"--{stated.name} does nothing {stated.needs.reason}" for stated, _ in idle_settings(recipe, loop)]
-    if idle:
-        yield judged("recipe", "; ".join(idle), warning="omit it" if len(idle) == 1 else "omit them")
-    else:
-        yield good("recipe", f"family {recipe.family}, settings that go together")

@@ -1,7 +1,4 @@
-"""The machine under a run, as far as it is known in milliseconds: packages, shared memory, disk, clock, ports.
-
-No paddle here; nothing is written.
-"""
+"""The machine under a run, as far as it is known in milliseconds and without paddle; nothing is written."""
 
 import os
 import shutil
@@ -45,11 +42,6 @@ class Finding:
         return f"{self.status:<8}{self.name:<16}{self.text}" + (f"; {self.fix}" if self.fix else "")
 
 
-def good(name: str, text: str) -> Finding:
-    """That all is well."""
-    return Finding(name, "ok", text)
-
-
 def judged(name: str, text: str, warning: str = "", error: str = "") -> Finding:
     """`text` with the remedy `error` or `warning`, the worse of those that are there; else that all is well."""
     status = "error" if error else "warning" if warning else "ok"
@@ -67,18 +59,13 @@ def examine(name: str, look: Callable[..., Iterable[Finding]], *given) -> list[F
     return found
 
 
-def log_findings(found: Iterable[Finding]) -> None:
-    """A warning in the log for each that is not sound."""
-    for one in found:
-        if one.status != "ok":
-            get_logger().warning("doctor: %s: %s%s", one.name, one.text, f"; {one.fix}" if one.fix else "")
-
-
 def look_quickly(arguments: TrainingOptions) -> None:
     """Warnings in the log before a run, of what takes milliseconds to see."""
     found = examine("shared memory", look_at_shared_memory, arguments, 1)
     found += examine("disk", look_at_disk, arguments, None)
-    log_findings(found + examine("clock", look_at_clock, arguments))
+    for one in found + examine("clock", look_at_clock, arguments):
+        if one.status != "ok":
+            get_logger().warning("doctor: %s: %s%s", one.name, one.text, f"; {one.fix}" if one.fix else "")
 
 
 def look_at_packages() -> Iterator[Finding]:
@@ -86,10 +73,9 @@ def look_at_packages() -> Iterator[Finding]:
     versions = installed_versions()
     problems = find_problems(versions)
     for problem in problems:
-        yield Finding("packages", "error", f"{problem.package} {problem.installed or 'is missing'}: {problem.reason}",
-                      problem.fix)  # fmt: skip
+        yield Finding("packages", "error", problem.found, problem.fix)
     if not problems:
-        yield good("packages", f"paddlepaddle {versions.get('paddlepaddle') or versions.get('paddlepaddle-gpu')}, "
+        yield judged("packages", f"paddlepaddle {versions.get('paddlepaddle') or versions.get('paddlepaddle-gpu')}, "
                    f"{len(versions)} packages that go together")  # fmt: skip
 
 
@@ -185,7 +171,14 @@ def _try_port(master: str, address: tuple) -> Finding:
         try:
             tried.bind((place[0], 0))  # only an address of this machine can be taken
         except OSError:
-            return _call(master, family, kind, place)
+            try:
+                tried.connect(place)
+            except ConnectionRefusedError:
+                pass  # the machine answers; nobody has started there yet
+            except OSError as error:
+                fix = "open the port between the machines, or correct --master"
+                return Finding("ports", "error", f"{master} cannot be reached ({error})", fix)
+            return judged("ports", f"{master} answers")
     with socket.socket(family, kind) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -194,20 +187,7 @@ def _try_port(master: str, address: tuple) -> Finding:
             return Finding(
                 "ports", "error", f"{master} is in use ({error.strerror})", "choose another port in --master"
             )
-    return good("ports", f"{master} is free")
-
-
-def _call(master: str, family, kind, place) -> Finding:
-    with socket.socket(family, kind) as tried:
-        tried.settimeout(_CONNECT_SECONDS)
-        try:
-            tried.connect(place)
-        except ConnectionRefusedError:
-            pass  # the machine answers; nobody has started there yet
-        except OSError as error:
-            fix = "open the port between the machines, or correct --master"
-            return Finding("ports", "error", f"{master} cannot be reached ({error})", fix)
-    return good("ports", f"{master} answers")
+    return judged("ports", f"{master} is free")
 
 
 def _size(num_bytes: float) -> str:

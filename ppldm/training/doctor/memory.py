@@ -9,25 +9,82 @@ heap         there: what the C library keeps of what was given back
 copy         there: of what a checkpoint holds, with --use_async_save
 export       what is exported last, as it is written, where that is more than the activations, which are gone then
 reading      there: the weights that a model starts from, as they are read, where that is more than what comes later
+
+What a network keeps is counted from its operations without computing any of them (`count_activations`). It is built and
+called in Paddle's static mode: operations know the shapes of what they make, and weights take no memory.
+`append_backward` adds the operations of the backward pass, which name the values that they need: the same that autograd
+keeps. A value lives from the operation that makes it to the last one that needs it. What is a view (reshape, transpose,
+slice, split) shares the memory of what it is made from. A block that is recomputed keeps nothing until the first of its
+backward operations, and then all that it would have kept. The gradients of weights are left out: they are there all the
+time.
 """
 
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
+from math import prod
+from unittest import mock
 
 import numpy as np
+import paddle
+from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ...config.recipe import Recipe
 from ...data.shapes import make_shapes
 from ...families.base import get_family
+from ...networks.configs import downscale_factor, hidden_width
+from ...networks.transformers.transform import transform
+from ...utils.errors import ModelError, describe
 from ...utils.machine.devices import current_kind
-from ...utils.machine.resources import resident_memory_bytes
+from ...utils.machine.resources import process_memory_bytes
+from ...weights.fill import bare_network
 from ..commands.dry_run import count_averages, reckon
-from .activations import Activations, Shapes, count_activations
 
 # Fitted to runs of the tiny networks (benchmarks/memory.py).
 FIRST_UPDATE_BYTES = 120_000_000  # threads, kernels and their buffers, that an import does not bring
 HEAP_SHARE = 0.3  # of activations, that glibc keeps without using it
 LOADER_BYTES = 20_000_000  # that a loader process writes for itself: 15 MB were measured
 _BATCHES_A_LOADER = 2
+_VIEWS = {f"pd_op.{name}" for name in (
+    "reshape", "transpose", "slice", "split_with_num", "split", "unsqueeze", "squeeze", "flatten", "share_data_",
+    "reshape_grad", "transpose_grad", "unsqueeze_grad", "squeeze_grad", "flatten_grad",
+)} | {"builtin.split"}  # fmt: skip
+_NO_MEMORY = ("builtin.parameter", "pd_op.data", "pd_op.full_int_array", "builtin.combine")
+_CONVOLUTIONS = ("pd_op.conv2d", "pd_op.conv2d_grad")
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Of a batch: samples, picture and latents [channels, h, w], tokens of a caption and the width of their states."""
+
+    samples: int
+    picture: tuple[int, int, int]
+    latents: tuple[int, int, int]
+    tokens: int
+    width: int
+    base: dict | None = None  # config of the UNet that a control network leads
+
+    @classmethod
+    def of(cls, configs: dict, samples: int, height: int, width: int, tokens: int) -> "Shapes":
+        """By the completed configs of a model's components, those of them that it has."""
+        vae, text = configs.get("vae"), configs.get("text_encoder")
+        factor = downscale_factor(vae) if vae else 8
+        latents = (vae["latent_channels"] if vae else 4, height // factor, width // factor)
+        base = configs.get("unet") if "controlnet" in configs else None
+        return cls(samples, (3, height, width), latents, tokens, hidden_width(text) if text else 0, base)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes: `kept` from the forward for the backward pass; `peak` of all that is there at a time, `kept` included.
+    operations: floating-point ones of the forward pass, in its convolutions and matrix products; one of each a
+    multiplication and an addition."""
+
+    kept: int
+    peak: int
+    operations: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,7 +107,7 @@ class Memory:
 def estimate(recipe: Recipe, num_devices: int) -> Memory:
     """The peak of a device, or of the process that trains on a kind of device without a memory of its own. Raises
     ConfigError, ModelError."""
-    process = resident_memory_bytes()
+    process = process_memory_bytes("VmRSS")
     family, arguments = get_family(recipe.family), recipe.training
     reckoned = reckon(recipe, num_devices)
     states, on_disk = reckoned["bytes_a_device"], reckoned["bytes_on_disk"]
@@ -109,13 +166,213 @@ def _peak(networks: list[Activations]) -> int:
 
 def loader_bytes(memory: Memory, num_loaders: int, anonymous: int) -> int:
     """What the loader processes of a device take at most, beside the batches that they share with the main process.
-
     They are forked and begin with its memory, `anonymous` bytes of the program and, on a CPU, weights and averages. A
-    page stays shared until one of them writes to it: so all loaders together hold one more copy of what the main
-    process has written since. For itself each has `LOADER_BYTES`, and a batch in its making, twice at most.
-    """
+    page stays shared until one of them writes to it: so all together hold one more copy of what the main process has
+    written since. For itself each has `LOADER_BYTES`, and a batch in its making, twice at most."""
     if not num_loaders:
         return 0
     on_host = memory.by_purpose if "process" in memory.by_purpose else {}
     inherited = anonymous + sum(on_host.get(name, 0) for name in ("weights", "average"))
     return inherited + num_loaders * (LOADER_BYTES + 2 * memory.batch_bytes)
+
+
+def count_activations(kind: str, config: dict, shapes: Shapes, trained: bool, recompute: bool) -> Activations | None:
+    """Of a network of a completed config that is called once; None for a kind of network that is not known here.
+    `trained`: gradients pass through it. Raises ModelError where the network cannot be traced."""
+    if kind not in _CALLS:
+        return None
+    paddle.enable_static()
+    program, blocks = paddle.static.Program(), []
+    try:
+        with paddle.static.program_guard(program, paddle.static.Program()), _traced(program, blocks):
+            network = bare_network(kind, config)
+            if recompute and trained and kind in _RECOMPUTED:
+                network.train()
+                _RECOMPUTED[kind](network)
+            result = _CALLS[kind](network, shapes, *([trained] if kind == "vae" else []))
+            forward = len(program.global_block().ops)
+            if trained:
+                paddle.static.append_backward(result.mean())
+            parameters = {_sized(parameter)[0] for parameter in network.parameters()}
+            return _live(program.global_block().ops, forward, parameters, blocks if trained else [])
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the memory of a {kind} cannot be estimated ({describe(error)})") from error
+    finally:
+        paddle.disable_static()
+
+
+@contextmanager
+def _traced(program, blocks: list[tuple[int, int]]):
+    """Inside, shapes are numbers, weights and buffers need no values, and blocks that are computed again are noted as
+    spans of operations."""
+
+    def noted(function):
+        def call(*arguments, use_reentrant=None, **named):
+            start = len(program.global_block().ops)
+            result = function(*arguments, **named)
+            blocks.append((start, len(program.global_block().ops)))
+            return result
+
+        return call
+
+    recompute = mock.patch("paddle.distributed.auto_parallel.interface.recompute", noted)
+    shape = mock.patch.object(paddle, "shape", lambda value: list(value.shape))
+    keep = lambda layer, name, value, persistable=True: object.__setattr__(layer, name, value)  # noqa: E731
+    buffer = mock.patch.object(paddle.nn.Layer, "register_buffer", keep)
+    given = mock.patch.object(paddle.nn, "Parameter", lambda data: paddle.create_parameter(data.shape, data.dtype))
+    with recompute, shape, buffer, given, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@dataclass
+class _Value:
+    """Bytes that are taken, and the operations from which and until which they are needed."""
+
+    num_bytes: int
+    made: int
+    uses: list[int] = field(default_factory=list)
+
+
+def _live(ops: list, forward: int, parameters: set, blocks: list[tuple[int, int]]) -> Activations:
+    """Of operations, the first `forward` of which are the forward pass; blocks: spans that are computed again."""
+    changes, kept = [0] * (len(ops) + 1), 0
+    values, workspaces = _values(ops, parameters)
+    resumed = _resumed(values, forward, blocks)
+    for value in values:
+        stop = max(value.uses, default=value.made)
+        block = next((span for span in blocks if span[0] <= value.made < span[1]), None)
+        spans = [(value.made, stop)]
+        if block and stop >= forward:
+            within = max((use for use in value.uses if use < forward), default=value.made)
+            if within < block[1]:  # nothing behind the block needs it, until it is computed again
+                spans = [(value.made, within), (resumed[block], stop)]
+        for first, last in spans:
+            changes[first] += value.num_bytes
+            changes[last + 1] -= value.num_bytes
+            kept += value.num_bytes if first < forward <= last else 0
+    at = accumulate(changes)
+    peak = max(now + more for now, more in zip(at, workspaces, strict=False))
+    return Activations(kept, peak, sum(map(_operations, ops[:forward])))
+
+
+def _resumed(values: list[_Value], forward: int, blocks: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Block to the first operation of the backward pass that needs what the block made."""
+    return {
+        span: min(
+            (use for one in values if span[0] <= one.made < span[1] for use in one.uses if use >= forward),
+            default=forward,
+        )
+        for span in blocks
+    }
+
+
+def _values(ops: list, parameters: set) -> tuple[list[_Value], list[int]]:
+    """(what takes memory, the bytes that each operation takes while it runs)."""
+    values, bases, members, strided, workspaces = {}, {}, {}, set(), []
+    for number, op in enumerate(ops):
+        given = [_sized(one) for one in op.operands_source() if one.initialized() and not op.is_no_need_buffer(one)]
+        flat = [one for key, size in given for one in members.get(key, [(key, size)])]
+        for key, _ in flat:
+            if (base := bases.get(key, key)) in values:
+                values[base].uses.append(number)
+        made = [_sized(one) for one in op.results() if one.initialized()]
+        if op.name() == "builtin.combine":
+            members[made[0][0]] = flat
+        is_view, copied = op.name() in _VIEWS and flat, 0
+        for key, size in made:
+            if is_view:
+                bases[key] = bases.get(flat[0][0], flat[0][0])
+                if "transpose" in op.name() or flat[0][0] in strided:
+                    strided.add(key)
+            elif size and op.name() not in _NO_MEMORY and key not in parameters:
+                values[key] = _Value(size, number)
+        if not is_view:
+            copied = sum(size for key, size in flat if key in strided)
+        workspaces.append(copied + (_columns(op) if op.name() in _CONVOLUTIONS else 0))
+    return list(values.values()), workspaces
+
+
+def _sized(value) -> tuple[str, int]:
+    """(what tells a value from others, its bytes: none of a list of values)."""
+    return value.id, prod(value.shape) * value.element_size() if value.is_dense_tensor_type() else 0
+
+
+def _columns(op) -> int:
+    """Bytes that a convolution of Paddle takes on a CPU beside its result: the patches of one sample as columns."""
+    picture, weight, *_ = (one for one in op.operands_source() if one.initialized())
+    result = op.results()[0] if op.name() == "pd_op.conv2d" else op.operands_source()[-1]
+    sides = result.shape[2:]
+    return 4 * prod(weight.shape[1:]) * prod(sides) if prod(weight.shape[2:]) > 1 else 0
+
+
+def _operations(op) -> int:
+    """Floating-point operations of a convolution or a matrix product; of anything else none are counted."""
+    if op.name() not in ("pd_op.conv2d", "pd_op.matmul"):
+        return 0
+    left, right = op.operands_source()[:2]
+    summed = right.shape[1:] if op.name() == "pd_op.conv2d" else [left.shape[-2 if op.attrs()["transpose_x"] else -1]]
+    return 2 * prod(op.results()[0].shape) * prod(summed)
+
+
+def _data(name: str, shape, dtype: str = "float32"):
+    return paddle.static.data(name, list(shape), dtype)
+
+
+def _noisy(shapes: Shapes) -> tuple:
+    """Noisy latents, levels and the states of captions, into which gradients go."""
+    states = _data("states", (shapes.samples, shapes.tokens, shapes.width))
+    states.stop_gradient = False
+    return _data("noisy", (shapes.samples, *shapes.latents)), _data("levels", (shapes.samples,), "int64"), states
+
+
+def _autoencoder(network, shapes: Shapes, trained: bool):
+    """Only one that is trained decodes."""
+    latents = network.encode(_data("pictures", (shapes.samples, *shapes.picture))).latent_dist.mean
+    return network.decode(latents).sample if trained else latents
+
+
+def _text(network, shapes: Shapes):
+    return network(_data("tokens", (shapes.samples, shapes.tokens), "int64"))[0]
+
+
+def _led_unet(network, shapes: Shapes):
+    """A control network and its frozen UNet, through whose decoder alone gradients go."""
+    base = bare_network("unet", shapes.base)
+    base.set_attn_processor(AttnProcessor())
+    network.set_attn_processor(AttnProcessor())
+    for parameter in base.parameters():
+        parameter.stop_gradient = True
+    seen = _noisy(shapes)
+    seen[-1].stop_gradient = True
+    picture = _data("control", (shapes.samples, network.config["conditioning_channels"], *shapes.picture[1:]))
+    down, middle = network(*seen, controlnet_cond=picture, return_dict=False)
+    added = {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
+    return base(*seen[:2], encoder_hidden_states=seen[-1], **added).sample
+
+
+def _unet(network, shapes: Shapes):
+    network.set_attn_processor(AttnProcessor())
+    noisy, levels, states = _noisy(shapes)
+    return network(noisy, levels, encoder_hidden_states=states).sample
+
+
+def _recompute_text(network) -> None:
+    if hasattr(network, "to_logits"):
+        network.model.gradient_checkpointing = True
+    else:
+        network.gradient_checkpointing_enable()
+
+
+# How a network of each kind is called, and told to recompute.
+_CALLS: dict[str, Callable] = {
+    "vae": _autoencoder,
+    "text_encoder": _text,
+    "unet": _unet,
+    "controlnet": _led_unet,
+    "transformer": lambda network, shapes: transform(network, *_noisy(shapes)),
+}
+_RECOMPUTED: dict[str, Callable] = {
+    "text_encoder": _recompute_text,
+    **dict.fromkeys(("unet", "controlnet", "transformer"), lambda network: network.enable_gradient_checkpointing()),
+}

@@ -3,6 +3,7 @@
 Hours, disk and cost follow from the seconds of an update: those of a run's log, or on a CPU of updates that are timed.
 Where neither can be, on a CPU, the least hours, by the operations of its convolutions and matrix products."""
 
+import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -11,19 +12,32 @@ from pathlib import Path
 
 from ...config.recipe import Recipe
 from ...config.training import TrainingOptions
+from ...data.filelist import Source
+from ...data.formats.index import IndexSummary
+from ...data.formats.open import build_indexes, find_summary
+from ...data.inputs import Tokens
+from ...data.select.selection import Selection
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
 from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
 from ...utils.machine.cpu import load_paddle
-from ...utils.machine.resources import anonymous_memory_bytes, available_memory_bytes, usable_memory_bytes
+from ...utils.machine.resources import (
+    available_memory_bytes,
+    count_usable_cores,
+    process_memory_bytes,
+    usable_memory_bytes,
+)
+from ...utils.processes.ranks import World
+from ...utils.store.cache import size_of
 from ...utils.text import count_of
 from ...utils.variables import is_offline, network_forbidden, read
 from ...weights.fetch import packaged_or
-from ...weights.runs import one_run
+from ...weights.folders import one_run
 from ..averages.snapshots import DEFAULT_NUMBER
-from ..monitor.metrics import METRICS_FILE, read_metrics
-from .machine import Finding, examine, good, judged, look_at_disk
+from ..metrics import METRICS_FILE, read_metrics
+from ..rows import count_steps, dataset_maker, describe_large, measure_captions, remedies_for, select_training_rows
+from .machine import Finding, examine, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
 _TIGHT = 0.85  # of the memory that is there: the estimate is that exact
@@ -31,6 +45,11 @@ _FIRST_LINES = 1  # of a log, in which compiling and first reads are counted
 _LONG_HOURS = 48  # of a run on a CPU, which hardly anybody means to wait for
 # Of the matrix products by which the speed is measured: so short that other programs do not interrupt all of them.
 _SIDE, _PRODUCTS = 384, 64
+_INDEXED_BYTES = 1 << 30  # of parts without an index, for which it is made here; more take minutes
+_INDEX_BYTES_A_SECOND = 5e7
+_MANY_EPOCHS = 1000
+_ENDLESS = 10**9  # updates, of presets that are to be stopped by hand
+_MANY_BAD = 0.01  # share of the rows looked at
 
 
 def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
@@ -54,18 +73,15 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
         found = [replace(one, status="error") if one in access and one.status == "warning" else one for one in found]
         would_run = all(one.status != "error" for one in found)
-    return _once(found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run))
-
-
-def _once(found: list[Finding]) -> list[Finding]:
-    """Without errors that were met before, as that of a model that is not there is by all who look into it."""
+    found = found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run)
+    # An error that was met before, as that of a model that is not there by all who look into it, is said once.
     said = [one.text if one.status == "error" else None for one in found]
     return [one for place, one in enumerate(found) if said[place] is None or said[place] not in said[:place]]
 
 
 def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
     from ...utils.machine.devices import DEFAULT_DEVICE, check_precision, current_device, device_name, use_device
-    from ..optimizer.precision import is_mixed
+    from ..adamw import is_mixed
 
     use_device(None if recipe.training.device == DEFAULT_DEVICE else recipe.training.device)
     check_precision(recipe.training.bf16, recipe.training.fp16, current_device())
@@ -79,7 +95,7 @@ def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
 
     folder = Path(recipe.training.output_dir)
     check_output(recipe.training, folder)
-    yield good("output", f"{folder} {'goes on' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
+    yield judged("output", f"{folder} {'goes on' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
 
 
 def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
@@ -105,7 +121,7 @@ def _ask_hub(flag: str, name: str) -> Finding:
     repository = "/".join(name.split("/")[:2])
     try:
         snapshot_download(repository, local_files_only=True, allow_patterns=["*.json"])
-        return good("access", f"{repository} is in the cache")
+        return judged("access", f"{repository} is in the cache")
     except (OSError, ValueError):
         pass  # it is not; the hub is asked
     try:
@@ -118,14 +134,14 @@ def _ask_hub(flag: str, name: str) -> Finding:
     except (RequestException, OSError):
         fix = f"check --{flag}, or download the model where the network is and give its folder"
         return Finding("access", "warning", f"there is no folder {name} here, and the hub cannot be reached", fix)
-    return good("access", f"the hub has {repository}")
+    return judged("access", f"the hub has {repository}")
 
 
 def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     from .. import prepare  # noqa: F401 (what a run loads is part of its memory)
     from .memory import estimate, loader_bytes
 
-    memory, anonymous = estimate(recipe, given.num_devices), anonymous_memory_bytes()
+    memory, anonymous = estimate(recipe, given.num_devices), process_memory_bytes("RssAnon")
     facts["memory"] = memory.by_purpose
     facts["checkpoint_bytes"], facts["bytes_on_disk"] = memory.on_disk.get("checkpoint"), memory.on_disk
     facts["operations_an_update"] = memory.operations * recipe.training.accumulation_for(given.num_devices)
@@ -136,7 +152,7 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     text = f"about {memory.total / 1e9:.2f} GB at the peak ({parts})"
     text += f", without the activations of {', '.join(memory.unknown)}" if memory.unknown else ""
     if there is None or "process" not in memory.by_purpose:
-        yield good("memory", text + "; compare with the memory of the device")
+        yield judged("memory", text + "; compare with the memory of the device")
         return
     needed, processes = memory.total * given.devices_here, given.devices_here
     fix = "lower --per_device_train_batch_size and raise --gradient_accumulation_steps, or add --recompute"
@@ -150,7 +166,7 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
 
 
 def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int, facts: dict) -> Iterator[Finding]:
-    """Their memory beside what is free, together with that of the processes that train."""
+    """Is the memory that loaders and the processes that train need together free?"""
     free = available_memory_bytes()
     if not num_loaders or free is None:
         return
@@ -167,24 +183,103 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
 
 def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
     """(what is found, updates of the run)."""
-    from .rows import all_indexed, look_at_captions, look_at_parts, look_at_rows, look_at_sizes, select
 
     found, selected = examine("parts", look_at_parts, sources), []
-    if any(one.status == "error" for one in found) or not all_indexed(sources):
+    paths = ((path, source) for source in sources for path in source.parts)
+    counted = all(isinstance(find_summary(*one), IndexSummary) for one in paths)
+    if any(one.status == "error" for one in found) or not counted:
         return found, _updates(recipe, 0, num_devices)
-    found += examine("rows", lambda: selected.append(select(recipe, sources)) or ())  # type: ignore[func-returns-value]
+
+    def select() -> Iterator[Finding]:
+        selected.append(select_training_rows(sources, recipe.data, recipe.training, World()))
+        yield from look_at_rows(recipe, selected[0], num_devices)
+
+    found += examine("rows", select)
     if not selected:
         return found, _updates(recipe, 0, num_devices)
-    found += examine("rows", look_at_rows, recipe, selected[0], num_devices)
     found += examine("pictures", look_at_sizes, recipe, sources)
     max_length = getattr(recipe.model, "model_max_length", None)
     if max_length and not no_access:
         fits = examine("tokenizer", _look_at_tokenizer, recipe)
         found += fits
         if fits and all(one.status == "ok" for one in fits):
-            source = _tokenizer_source(recipe)
-            found += examine("captions", look_at_captions, recipe, sources, selected[0], source, max_length)
+            found += examine("captions", look_at_captions, recipe, sources, selected[0], max_length)
     return found, _updates(recipe, len(selected[0]), num_devices)
+
+
+def look_at_parts(sources: list[Source]) -> Iterator[Finding]:
+    """That all parts are there, opened where they have no index. Raises PartError for those that cannot be read."""
+    paths = [(path, source) for source in sources for path in source.parts]
+    missing = [(path, source) for path, source in paths if find_summary(path, source) is None]
+    stale = [path for path, source in missing if Path(f"{path}.idx").exists()]
+    num_bytes = sum(size_of(path) for path, _ in missing)
+    if stale:
+        yield Finding("indexes", "warning", f"{stale[0]}.idx, {len(stale)} in all, cannot be used: "
+                      "stale, damaged or of another format", "ppldm index, or the run makes them again")  # fmt: skip
+    elif num_bytes > _INDEXED_BYTES:
+        cores = count_usable_cores()
+        yield Finding(
+            "indexes", "warning", f"{len(missing)} of {count_of(len(paths), 'part')} have no index, which takes about "
+            f"{num_bytes / _INDEX_BYTES_A_SECOND / cores / 60:.0f} minutes here", "ppldm index, once, before the run",
+        )  # fmt: skip
+    if num_bytes <= _INDEXED_BYTES:
+        for source in sources:
+            build_indexes(source.parts, source, count_usable_cores())
+    yield judged("parts", f"{count_of(len(paths), 'part')} in {count_of(len(sources), 'list')}")
+
+
+def judge_rows(num_rows: int, global_batch_size: int, max_steps: int, num_devices: int = 1) -> Finding:
+    """Rows beside a batch and beside all samples of a run."""
+    epochs = max_steps * global_batch_size / num_rows
+    until = "no end" if max_steps >= _ENDLESS else f"{epochs:,.2f} epochs"
+    text = (
+        f"{num_rows:,} rows, {math.ceil(num_rows / global_batch_size):,} updates an epoch, {until} in "
+        f"{max_steps:,} updates of {global_batch_size:,} samples, {num_rows // num_devices:,} rows a device"
+    )
+    if global_batch_size > num_rows:
+        return Finding("rows", "warning", text + "; a batch is larger than the data, so that it holds rows twice",
+                       "lower --per_device_train_batch_size or --gradient_accumulation_steps")  # fmt: skip
+    fix = "lower --max_steps, or check --file_list" if epochs > _MANY_EPOCHS else ""
+    return judged("rows", text, warning=fix)
+
+
+def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iterator[Finding]:
+    """How many, and how often a run sees them."""
+    batch = recipe.training.samples_of_update(num_devices)
+    steps = count_steps(recipe.training, len(selection), batch)
+    left = ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(3))
+    if left:
+        yield judged("selection", f"{len(selection):,} of {selection.num_rows:,} rows are used ({left})",
+                     "" if 2 * len(selection) > selection.num_rows else "check --where and --resolution")  # fmt: skip
+    yield judge_rows(len(selection), batch, steps, num_devices)
+
+
+def look_at_sizes(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
+    """Pictures so large that decoding them holds up the training."""
+    text, fix = describe_large(sources, recipe.data)
+    if text:
+        yield Finding("pictures", "warning", text, fix)
+
+
+def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection, max_length: int):
+    """How the tokenizer fits the captions of some rows. Raises ConfigError."""
+    from ...families.ldm_build import tokenizer_source
+
+    tokenizer = load_tokenizer(tokenizer_source(recipe.model), max_length, getattr(recipe.model, "offline", False))
+    sources = [replace(one, latents="off") for one in sources]  # captions are read, and no latents
+    make_dataset = dataset_maker(
+        recipe.data, recipe.training.seed, inputs={"input_ids": Tokens(max_length)}, tokenizer=tokenizer
+    )
+    dataset = make_dataset(sources, selection=selection)
+    found, bad = measure_captions(dataset)
+    looked_at = found.captions + bad.total()
+    fixes = remedies_for(found, max_length)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common(3))
+    if bad.total() > _MANY_BAD * looked_at:
+        fixes.append("`ppldm verify` names the bad rows")
+    text = f"of {found.captions}, {found.describe(max_length)}"
+    text += f"; {bad.total()} of {count_of(looked_at, 'row')} looked at cannot be used ({reasons})" if bad else ""
+    yield judged("captions", text, warning=", and ".join(fixes))
 
 
 def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
@@ -197,15 +292,11 @@ def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
         return 0
 
 
-def _tokenizer_source(recipe: Recipe):
-    from ...families.common.ldm_build import tokenizer_source
-
-    return tokenizer_source(recipe.model)
-
-
 def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
     """Its words and the captions' length beside the text encoder's, where that has weights of its own."""
-    source, max_length = _tokenizer_source(recipe), recipe.model.model_max_length
+    from ...families.ldm_build import tokenizer_source
+
+    source, max_length = tokenizer_source(recipe.model), recipe.model.model_max_length
     tokenizer = load_tokenizer(source, max_length, getattr(recipe.model, "offline", False))
     family = get_family(recipe.family)
     places = family.places(recipe.model) if hasattr(family, "places") else {}
@@ -215,7 +306,7 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
             check_tokenizer_fit(network.config, tokenizer.vocab_size, max_length)
         except ModelError as error:
             raise ModelError(f"{source}: {error} (--tokenizer_name)") from error
-    yield good("tokenizer", f"{source}: {tokenizer.vocab_size:,} words, captions of {max_length} tokens")
+    yield judged("tokenizer", f"{source}: {tokenizer.vocab_size:,} words, captions of {max_length} tokens")
 
 
 def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool) -> Iterator[Finding]:
@@ -227,7 +318,7 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: b
     more = other_bytes(recipe.model, facts.get("bytes_on_disk", {}), max(1, max_steps))
     yield from look_at_disk(recipe.training, size, count, more)
     if not max_steps:
-        yield good("forecast", "none: how many updates the epochs are is known when the rows are")
+        yield judged("forecast", "none: how many updates the epochs are is known when the rows are")
         return
     words = ""
     try:
@@ -236,27 +327,27 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: b
         if given.run:
             raise
         operations = facts.get("operations_an_update", 0) if is_cpu else 0
-        timed, why = _time(recipe, given, facts) if is_cpu and would_run and given.timing else (None, "")
-        if timed is None:
+        may_time = is_cpu and would_run and given.timing
+        seconds, words = _time(recipe, given, facts) if may_time else (None, "")
+        if seconds is None:
             least = least_hours(operations * given.devices_here, max_steps) if operations else 0.0
-            yield from tell(None, least, is_cpu, why)
+            yield from tell(None, least, is_cpu, words)
             return
-        seconds, words = timed.seconds, timed.words
     facts["forecast"] = forecast(
         seconds, max_steps, (size or 0) * count + more, given.num_devices, given.price_per_hour
     )
     yield from tell(facts["forecast"], is_cpu=is_cpu, how=words)
 
 
-def _time(recipe: Recipe, given, facts: dict) -> tuple:
-    """(what updates took, "") or (None, why none was timed)."""
+def _time(recipe: Recipe, given, facts: dict) -> tuple[float | None, str]:
+    """(seconds of an update, how they were found) or (None, why none was timed)."""
     from .timed import time_updates
 
     operations = facts.get("operations_an_update", 0) // recipe.training.accumulation_for(given.num_devices)
     needed = sum(facts.get("memory", {}).values())
     try:
         with network_forbidden():
-            return time_updates(recipe, given.devices_here, operations, needed, matrix_speed()), ""
+            return time_updates(recipe, given.devices_here, operations, needed, matrix_speed())
     except PpldmError as error:
         return None, str(error)
 

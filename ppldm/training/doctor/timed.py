@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import paddle
@@ -21,8 +21,9 @@ from ...utils.log import get_logger
 from ...utils.machine.resources import available_memory_bytes, count_usable_cores
 from ...utils.text import count_of
 from ...utils.variables import read
-from ..optimizer.precision import autocast
+from ..adamw import autocast
 from ..prepare import prepare
+from ..report import TimedBatches
 from ..train import UpdateGuard, train_step
 from .memory import estimate
 
@@ -32,18 +33,10 @@ _LONGEST_SECONDS = 30.0  # of a micro-batch at the speed of matrix products, whi
 _ROOM = 0.8  # of the free memory that may be taken
 
 
-@dataclass(frozen=True)
-class Timed:
-    """seconds: of an update of the whole recipe. words: how they were found."""
-
-    seconds: float
-    words: str
-
-
-def time_updates(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> Timed:
-    """Of `processes` on this machine that train together. operations, num_bytes: of a micro-batch, and what a process
-    takes at its peak; speed: operations a second of matrix products. Raises PpldmError where the run would not start,
-    or is too large for this machine."""
+def time_updates(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> tuple[float, str]:
+    """(seconds of an update of the whole recipe, how they were found), of `processes` on this machine that train
+    together. operations, num_bytes: of a micro-batch, and what a process takes at its peak; speed: operations a second
+    of matrix products. Raises PpldmError where the run would not start, or is too large for this machine."""
     small, share = _affordable(recipe, processes, operations, num_bytes, speed)
     expected = round(max(2 * _SECONDS, 8 * operations / share / speed))
     get_logger().info("timing updates of this network on this CPU, for some %d s", expected)
@@ -51,22 +44,20 @@ def time_updates(recipe: Recipe, processes: int, operations: int, num_bytes: int
     accumulated = recipe.training.accumulation_for(processes)
     batch, side = small.training.per_device_train_batch_size, small.data.resolution
     scaled = f", with {count_of(batch, 'sample')} of {side} px and scaled" if share > 1 else ""
-    return Timed(seconds * share * accumulated, f"{count_of(count, 'update')} timed on this CPU{scaled}")
+    return seconds * share * accumulated, f"{count_of(count, 'update')} timed on this CPU{scaled}"
 
 
 def _affordable(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> tuple[Recipe, float]:
     """(the recipe, or a smaller one; by how much its micro-batch has fewer operations)."""
     free = available_memory_bytes() or 1 << 62
     for small in _smaller(recipe):
-        found = (operations, num_bytes) if small is recipe else _measure(small)
-        if processes * found[1] <= _ROOM * free and found[0] <= speed * _LONGEST_SECONDS:
-            return small, operations / found[0] if found[0] else 1.0
+        fewer = operations
+        if small is not recipe:
+            memory = estimate(small, 1)
+            fewer, num_bytes = memory.operations, memory.total
+        if processes * num_bytes <= _ROOM * free and fewer <= speed * _LONGEST_SECONDS:
+            return small, operations / fewer if fewer else 1.0
     raise ConfigError("an update is too large to be timed on this machine")
-
-
-def _measure(recipe: Recipe) -> tuple[int, int]:
-    memory = estimate(recipe, 1)
-    return memory.operations, memory.total
 
 
 def _smaller(recipe: Recipe) -> Iterator[Recipe]:
@@ -89,10 +80,11 @@ def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
         alone = {"output_dir": folder, "resume_from_checkpoint": None, "overwrite_output_dir": False,
                  "gradient_accumulation_steps": 1, "global_batch_size": None}  # fmt: skip
         run = prepare(recipe.model, recipe.data, replace(recipe.training, **alone))
+        batches = TimedBatches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
         guard = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
-        with closing(iter(run.batches())) as batches:
+        with closing(iter(batches)) as source:
             started = time.perf_counter()
-            for batch in batches:
+            for batch in source:
                 run.state.model.train()
                 train_step(guard, [batch])
                 now = time.perf_counter()
@@ -102,7 +94,7 @@ def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
                 wanted = _SECONDS if len(timed) >= _LEAST_UPDATES else 3 * _SECONDS
                 if sum(timed) > wanted or sum(seconds[1:]) > 6 * _SECONDS or len(timed) == _MOST_UPDATES:
                     break
-        del run, guard
+        del run, guard, batches, source
     gc.collect()
     timed = seconds[_WARM_UPDATES:] or seconds[-1:]
     return median(timed), len(timed)

@@ -1,8 +1,7 @@
 """The kinds of devices that Paddle computes on, and what each can do. No other module asks for one by its name.
 
-A kind that is not in `KINDS`, which a plug-in of Paddle brings, is taken by what Paddle says of it. Which devices a
-machine has is seen before anything is installed: by the driver's program, or by the files that a driver makes in /dev.
-Paddle is imported when asked.
+A kind that is not in `KINDS`, of a plug-in, is taken by what Paddle says of it. Which devices a machine has is seen
+before anything is installed: by the driver's program, or its files in /dev. Paddle is imported when asked.
 
 Sources. Variables that limit what is seen, their order and `FLAGS_selected_*`: paddle/distributed/launch/context/
 device.py of Paddle 3.3.1 and the makers' runtimes. Backends: `init_parallel_env` there. `settings`: those that Paddle's
@@ -15,14 +14,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import variables
 from ..errors import ConfigError, exit_on_error
 from ..text import nearest
-from .nvidia_smi import Gpu, list_gpus
-from .resources import read_cpu_model, usable_memory_bytes
+from .resources import read_cpu, usable_memory_bytes, versions_of
+
+if TYPE_CHECKING:
+    from .nvidia_smi import Gpu
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,6 @@ class Kind:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the machine's own processor."""
         return not self.own_memory
 
 
@@ -138,11 +138,15 @@ def current_device() -> Device:
     """What this process computes on, with what it can do."""
     import paddle
 
-    kind = current_kind()
-    halves = [kind.mixed_precision and ask() for ask in (paddle.amp.is_bfloat16_supported,
-                                                         paddle.amp.is_float16_supported)]  # fmt: skip
-    memory = usable_memory_bytes() or 0 if kind.is_cpu else _total_memory(kind)
-    return Device(kind, device_name(), device_model(), memory, *halves)
+    kind, memory = current_kind(), 0
+    if kind.is_cpu:
+        memory = usable_memory_bytes() or 0
+    elif _is_xpu(kind):
+        memory = paddle.device.xpu.memory_total()
+    elif kind.tells_model:
+        memory = paddle.device.get_device_properties(device_name()).total_memory
+    asked = (paddle.amp.is_bfloat16_supported, paddle.amp.is_float16_supported)
+    return Device(kind, device_name(), device_model(), memory, *(kind.mixed_precision and has() for has in asked))
 
 
 def device_name() -> str:
@@ -158,16 +162,8 @@ def device_model() -> str:
 
     kind = current_kind()
     if kind.is_cpu:
-        return read_cpu_model()
+        return read_cpu("model name")
     return paddle.device.get_device_name(device_name()) if kind.tells_model else kind.words
-
-
-def _total_memory(kind: Kind) -> int:
-    import paddle
-
-    if _is_xpu(kind):
-        return paddle.device.xpu.memory_total()
-    return paddle.device.get_device_properties(device_name()).total_memory if kind.tells_model else 0
 
 
 def _is_xpu(kind: Kind) -> bool:
@@ -221,37 +217,33 @@ def use_device(name: str | None) -> None:
 
 def check_precision(bf16: bool, fp16: bool, device: Device) -> None:
     """Raises ConfigError where an accelerator has not the half precision that is asked for. On a kind without any, a
-    CPU, float32 takes its place; `precision.warn_of_cpu` says so."""
+    CPU, float32 takes its place; `adamw.warn_of_cpu` says so."""
     if not device.kind.mixed_precision:
         return
-    for flag, asked, has, other, has_other in (
-        ("--bf16", bf16, device.bfloat16, "--fp16", device.float16),
-        ("--fp16", fp16, device.float16, "--bf16", device.bfloat16),
+    for flag, name, asked, has, other, has_other in (
+        ("--bf16", "bfloat16", bf16, device.bfloat16, "--fp16", device.float16),
+        ("--fp16", "float16", fp16, device.float16, "--bf16", device.bfloat16),
     ):
         if asked and not has:
-            name = "bfloat16" if flag == "--bf16" else "float16"
             fix = f"use {other}, or omit {flag}" if has_other else f"omit {flag}"
             raise ConfigError(f"{flag}: {device.model} ({device.name}) has no {name}, says Paddle; {fix}")
 
 
-def launch_arguments(kind: Kind, devices: str, environ: Mapping[str, str], count: int | None = None) -> list[str]:
-    """What Paddle's launcher is told to start one process on each of `devices`: their numbers, as the driver counts,
-    with commas between; "" for all that are visible, for which it needs no word.
-
-    Where a variable limits what is visible, they must be among those: the launcher counts from 0 what a variable shows
-    that it does not read itself. count: of the machine's devices, None where not known. On a CPU the numbers only say
-    how many processes. Raises ConfigError.
-    """
+def launch_arguments(kind: Kind, devices: str, environ: Mapping[str, str]) -> list[str]:
+    """What Paddle's launcher is told to start one process on each of `devices`: numbers as the driver counts, with
+    commas between; "" for all that are visible. Where a variable limits these, they must be among them: the launcher
+    counts from 0 what a variable shows that it does not read itself. On a CPU the numbers only say how many processes.
+    Raises ConfigError."""
     words = [word.strip() for word in devices.split(",")] if devices else []
     if not all(re.fullmatch(r"\d+", word) for word in words) or len(set(words)) < len(words):
         raise ConfigError(f"--devices {devices} must be different whole numbers with commas between, as 0,1")
     if not words or kind.is_cpu:
         return ["--nproc_per_node", str(len(words))] if words else []
     variable = next((name for name in kind.visible if environ.get(name, "all") != "all"), None)
-    seen = [word.strip() for word in environ[variable].split(",")] if variable else list(map(str, range(count or 0)))
-    if (variable or count is not None) and (missing := [word for word in words if word not in seen]):
-        why = f"{variable} shows" if variable else "the machine has"
-        raise ConfigError(f"--devices {devices}: {missing[0]} is not there; {why} {', '.join(seen) or 'none'}")
+    seen = [word.strip() for word in environ[variable].split(",")] if variable else words
+    if missing := [word for word in words if word not in seen]:
+        shown = f"{variable} shows {', '.join(seen) or 'none'}"
+        raise ConfigError(f"--devices {devices}: {missing[0]} is not there; {shown}")
     if variable and variable not in kind.launcher_reads:
         words = [str(seen.index(word)) for word in words]
     return ["--devices", ",".join(words)]
@@ -266,15 +258,8 @@ def collective_variables(kind: Kind) -> dict[str, str]:
 def installed_kind(packages: Sequence[str] | None = None) -> Kind:
     """What the installed Paddle is made for. packages: by default those of this environment."""
     if packages is None:
-        packages = [kind.package for kind in KINDS.values() if _is_installed(kind.package)]
+        packages = list(versions_of(kind.package for kind in KINDS.values()))
     return next((kind for kind in KINDS.values() if not kind.is_cpu and kind.package in packages), CPU)
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return bool(metadata.version(package))
-    except metadata.PackageNotFoundError:
-        return False
 
 
 def peak_device_memory_bytes() -> int:
@@ -301,11 +286,8 @@ def wait_for_device() -> None:
 
 
 def set_exactness(fewer_bits: bool, search_kernels: bool) -> None:
-    """Whether float32 matrix products may take fewer bits (TF32), and kernels be chosen by trial; on a kind of device
-    that has neither, nothing.
-
-    Paddle's own defaults are faster and less exact: here float32 means float32 unless it is asked for otherwise.
-    """
+    """Whether float32 matrix products may take fewer bits (TF32), and kernels be chosen by trial, on devices that can.
+    Paddle's own defaults are faster and less exact: here float32 means float32 unless it is asked for otherwise."""
     import paddle
     from paddle.base import core
 
@@ -317,6 +299,8 @@ def set_exactness(fewer_bits: bool, search_kernels: bool) -> None:
 
 def seen_kinds(root: Path = Path("/")) -> list[Kind]:
     """The kinds of devices, other than the CPU, that this machine's drivers show. root: of the files looked for."""
+    from .nvidia_smi import list_gpus
+
     kinds = [GPU] if list_gpus() else []
     return kinds + [kind for kind in KINDS.values() if any(any(root.glob(sign[1:])) for sign in kind.signs)]
 
@@ -333,14 +317,15 @@ def count_devices(kind: Kind) -> int:
 
 
 def launch_kind() -> Kind:
-    """What processes would be started on: the installed Paddle's kind where the machine has such a device, else the
-    CPU. Paddle is not imported."""
+    """The installed Paddle's kind where the machine has such a device, else the CPU. Paddle is not imported."""
     kind = installed_kind()
     return kind if kind in seen_kinds() else CPU
 
 
-def list_cards(kind: Kind) -> list[Gpu]:
+def list_cards(kind: Kind) -> "list[Gpu]":
     """The devices of a kind as far as their driver describes them: NVIDIA's."""
+    from .nvidia_smi import list_gpus
+
     return list_gpus() if kind == GPU else []
 
 

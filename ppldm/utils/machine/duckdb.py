@@ -37,31 +37,24 @@ def escape_glob(path) -> str:
 
 
 def parquet_sql(paths: Iterable[Path], options: str = "") -> str:
-    """SQL: the rows of these files alone, with the columns that are in them, and not those that a folder's name might
-    state (`year=2020`)."""
+    """SQL: the rows of these files, with their own columns and not those that a folder's name states (`year=2020`)."""
     files = ", ".join(quote_text(escape_glob(path)) for path in paths)
     return f"read_parquet([{files}], hive_partitioning = false{options})"
 
 
 @contextmanager
 def connect(memory_gb: float, spill: Path | None) -> Iterator:
-    """A connection to a database in memory. What does not fit into `memory_gb` goes to the folder `spill`, if there is
-    one. Raises EnvironmentProblem."""
-    config = {
-        "memory_limit": f"{memory_gb * 1000:.0f}MB",
-        "threads": count_usable_cores(),
-        "temp_directory": str(spill or ""),
-    }
+    """A database in memory; what is over `memory_gb` goes to the folder `spill`, if any. Raises EnvironmentProblem."""
+    config = {"memory_limit": f"{memory_gb * 1000:.0f}MB", "threads": count_usable_cores()}
+    config["temp_directory"] = str(spill or "")
     with load_duckdb().connect(":memory:", config=config) as connection:
         yield connection
 
 
 def execute(connection, query: str, take: Callable[..., Result] = lambda done: done.fetchall()) -> Result:
-    """What `take` makes of a query's result: its rows, as tuples. Raises DuckDB's errors, and KeyboardInterrupt.
-
-    The query runs in a thread of its own. Where a signal meets DuckDB itself, it leaves the query while its threads are
-    still reading, and now and then the process aborts. Here it is asked to end the query, and waited for.
-    """
+    """What `take` makes of a query's result: its rows, as tuples. Raises DuckDB's errors, and KeyboardInterrupt. The
+    query runs in a thread of its own: where a signal meets DuckDB itself, it leaves the query while its threads are
+    still reading, and may abort the process. Here it is asked to end the query, and waited for."""
     future: Future = Future()
 
     def run() -> None:

@@ -1,22 +1,22 @@
-"""`ppldm env`: is everything here that training needs, in versions that work together?
+"""`ppldm env`: is everything here that training needs, in versions that work together? No package is imported: a
+broken one is reported by its name and remedy, and not by a traceback from deep inside another one."""
 
-Versions come from the packages' metadata and the rest from the system: no package is imported, so that a broken one is
-reported by its name and its remedy instead of by a traceback from deep inside another one.
-"""
-
-import json as json_format
 import platform
 import shlex
 import sys
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
 from ..errors import EnvironmentProblem
-from . import devices, nvidia_smi
+from ..text import print_report
+from . import devices
 from . import resources as machine
+
+if TYPE_CHECKING:
+    from .nvidia_smi import Gpu
 
 # This very environment: a bare `python` may be another one.
 PYTHON = shlex.quote(sys.executable)
@@ -42,29 +42,21 @@ PINS = {
 }
 
 
-@dataclass(frozen=True)
-class KnownBad:
-    """Versions (a PEP 440 specifier) of a package that do not work with the rest, and why."""
-
-    package: str
-    versions: str
-    reason: str
-
-
+# Versions (a PEP 440 specifier) of a package that do not work with the rest, and why.
 KNOWN_BAD = (
-    KnownBad("numpy", ">=2", "paddlenlp 3.0.0b4 admits at most numpy 1.26.4"),
-    KnownBad("protobuf", ">=7", "visualdl cannot log a run's flags: it writes a bool where protobuf 7 wants an int"),
-    KnownBad("protobuf", "<3.20.2", "paddlepaddle 3 needs 3.20.2 or newer"),
-    KnownBad("pandas", ">=3", "it needs numpy 2, which paddlenlp does not admit"),
-    KnownBad("pyarrow", ">=26", "it needs numpy 2, which paddlenlp does not admit"),
-    KnownBad("paddlepaddle", "<3", "paddlenlp 3.0.0b4 needs Paddle 3"),
-    KnownBad("paddlepaddle-gpu", "<3", "paddlenlp 3.0.0b4 needs Paddle 3, and PyPI's newest GPU build is 2.6.2"),
-    KnownBad("aistudio-sdk", ">=0.3", "paddlenlp imports aistudio_sdk.hub.download, which 0.3 removed"),
-    KnownBad("huggingface-hub", ">=0.26", "ppdiffusers imports cached_download, which 0.26 removed"),
-    KnownBad("datasets", "<3", "it does not work with pyarrow 21"),
-    KnownBad("datasets", ">=5", "it imports names that huggingface_hub 0.25 does not have"),
-    KnownBad("paddlenlp", "<3.0.0b4", "older ones are made for Paddle 2"),
-    KnownBad("fastcore", "<2.2", "ppldm's command line needs 2.2 or newer"),
+    ("numpy", ">=2", "paddlenlp 3.0.0b4 admits at most numpy 1.26.4"),
+    ("protobuf", ">=7", "visualdl cannot log a run's flags: it writes a bool where protobuf 7 wants an int"),
+    ("protobuf", "<3.20.2", "paddlepaddle 3 needs 3.20.2 or newer"),
+    ("pandas", ">=3", "it needs numpy 2, which paddlenlp does not admit"),
+    ("pyarrow", ">=26", "it needs numpy 2, which paddlenlp does not admit"),
+    ("paddlepaddle", "<3", "paddlenlp 3.0.0b4 needs Paddle 3"),
+    ("paddlepaddle-gpu", "<3", "paddlenlp 3.0.0b4 needs Paddle 3, and PyPI's newest GPU build is 2.6.2"),
+    ("aistudio-sdk", ">=0.3", "paddlenlp imports aistudio_sdk.hub.download, which 0.3 removed"),
+    ("huggingface-hub", ">=0.26", "ppdiffusers imports cached_download, which 0.26 removed"),
+    ("datasets", "<3", "it does not work with pyarrow 21"),
+    ("datasets", ">=5", "it imports names that huggingface_hub 0.25 does not have"),
+    ("paddlenlp", "<3.0.0b4", "older ones are made for Paddle 2"),
+    ("fastcore", "<2.2", "ppldm's command line needs 2.2 or newer"),
 )
 
 BUILDS_OF_OTHERS = tuple(
@@ -78,22 +70,12 @@ HEADLESS_OPENCV = "opencv-python-headless==4.11.0.86"
 SHOWN = ("opencv-python", "opencv-python-headless", "pip", "pyspark", "img2dataset")
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Something that keeps training from working. `installed` is a version, None where it is missing."""
-
-    package: str
-    installed: str | None
-    reason: str
-    fix: str
-
-    def __str__(self):
-        return f"{self.package} {self.installed or 'is missing'}: {self.reason}; fix: {self.fix}"
+MISSING = "missing"  # in place of a version
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `status` is ok, note (works, with a limit) or problem (does not work)."""
+    """One line of the table. `status` is ok, note (works, with a limit) or problem (keeps training from working)."""
 
     name: str
     value: str
@@ -101,85 +83,80 @@ class Row:
     reason: str = ""
     fix: str = ""
 
+    @property
+    def found(self) -> str:
+        """What a problem is."""
+        return f"{self.name} {'is missing' if self.value == MISSING else self.value}: {self.reason}"
 
-def check(versions: dict[str, str]) -> list[Problem]:
-    """What is wrong with a set of installed packages, in a fixed order.
+    def __str__(self):
+        return f"{self.found}; fix: {self.fix}"
 
-    `versions` maps normalised names (`huggingface-hub`) to versions; a package that is not installed has no key.
-    One build of Paddle is enough, two are a problem: they overwrite each other's files.
-    """
+
+def check(versions: dict[str, str]) -> list[Row]:
+    """What is wrong with a set of installed packages, versions by normalised names (`huggingface-hub`), in a fixed
+    order. One build of Paddle is enough, two are a problem: they overwrite each other's files."""
     problems = []
     if "pip" not in versions:
-        problems.append(Problem("pip", None, "paddlenlp imports it", f"{PYTHON} -m ensurepip"))
+        problems.append(Row("pip", MISSING, "problem", "paddlenlp imports it", f"{PYTHON} -m ensurepip"))
     cpu, build = versions.get("paddlepaddle"), next((name for name in BUILDS_OF_OTHERS if name in versions), None)
     if cpu and build:
         fix = f"{PIP} uninstall -y paddlepaddle && {PIP} install --force-reinstall --no-deps {build}=={versions[build]}"
-        problems.append(Problem("paddlepaddle", cpu, f"{build} is installed over it", fix))
+        problems.append(Row("paddlepaddle", cpu, "problem", f"{build} is installed over it", fix))
     for name in PINS:
         if name not in versions and not (name == "paddlepaddle" and build):
-            problems.append(Problem(name, None, "ppldm needs it", fix_command(name)))
-    for known in KNOWN_BAD:
-        version = versions.get(known.package)
-        if version and SpecifierSet(known.versions).contains(version, prereleases=True):
-            problems.append(Problem(known.package, version, known.reason, fix_command(known.package)))
+            problems.append(Row(name, MISSING, "problem", "ppldm needs it", fix_command(name)))
+    for package, bad, reason in KNOWN_BAD:
+        version = versions.get(package)
+        if version and SpecifierSet(bad).contains(version, prereleases=True):
+            problems.append(Row(package, version, "problem", reason, fix_command(package)))
     return problems
 
 
 def fix_command(package: str) -> str:
     """The command that installs a version of `package` that works."""
     if package == "paddlepaddle-gpu":
-        from .builds import BUILDS, why_none_fits
+        from . import nvidia_smi
 
         gpus = nvidia_smi.list_gpus()
-        fitting = [build for build in BUILDS if all(build.fits(gpu) for gpu in gpus)]
+        fitting = [build for build in nvidia_smi.BUILDS if all(build.fits(gpu) for gpu in gpus)]
         if not fitting:
-            return f"{why_none_fits(gpus)}, or train on the CPU (--device cpu)"
+            return f"{nvidia_smi.why_none_fits(gpus)}, or train on the CPU (--device cpu)"
         return f"{PIP} install 'paddlepaddle-gpu{PINS['paddlepaddle']}' --index-url {fitting[0].index_url}"
     return f"{PIP} install '{package}{PINS[package]}'"
 
 
-def check_python(version: tuple[int, int]) -> Problem | None:
+def check_python(version: tuple[int, int]) -> Row | None:
     """Paddle and the rest have builds for Python 3.10, 3.11 and 3.12."""
     if (3, 10) <= version <= (3, 12):
         return None
     fix = "PYTHON=/path/to/python3.11 bash run_scripts/quickstart.sh"
-    return Problem("Python", f"{version[0]}.{version[1]}", "the stack needs 3.10, 3.11 or 3.12", fix)
+    return Row("Python", f"{version[0]}.{version[1]}", "problem", "the stack needs 3.10, 3.11 or 3.12", fix)
 
 
-def check_libgomp() -> Problem | None:
+def check_libgomp() -> Row | None:
     """Paddle for Linux loads libgomp.so.1 and does not carry it; slim images of Debian and Ubuntu lack it."""
     if sys.platform != "linux" or machine.has_library("libgomp.so.1"):
         return None
     carried = Path(sys.prefix, "lib/native")  # run_scripts/lib.sh puts one there
     has_carried = (carried / "libgomp.so.1").exists()
     fix = f"export LD_LIBRARY_PATH={carried}" if has_carried else "sudo apt install libgomp1"
-    return Problem("libgomp.so.1", None, "paddle needs it", fix)
+    return Row("libgomp.so.1", MISSING, "problem", "paddle needs it", fix)
 
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that matter here, by normalised name; those that are not installed are left out."""
-    versions = {}
-    for name in (*PINS, *BUILDS_OF_OTHERS, *PLUGINS, *SHOWN):
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        if version:  # None where an interrupted installation left a folder without metadata
-            versions[name] = version
-    return versions
+    return machine.versions_of((*PINS, *BUILDS_OF_OTHERS, *PLUGINS, *SHOWN))
 
 
-def find_problems(versions: dict[str, str]) -> list[Problem]:
+def find_problems(versions: dict[str, str]) -> list[Row]:
     """Everything that keeps training from working on this machine, given the installed `versions`."""
     machine_problems = [check_python(sys.version_info[:2]), check_libgomp()]
     return [problem for problem in machine_problems if problem] + check(versions)
 
 
 def require_working_environment() -> None:
-    """Raise EnvironmentProblem, naming the first thing that is broken and its fix. Call it before paddle is imported.
-
-    It takes milliseconds: metadata is read, nothing is imported.
-    """
+    """Raise EnvironmentProblem, naming the first thing that is broken and its fix, before paddle is imported; in
+    milliseconds."""
     problems = find_problems(installed_versions())
     if problems:
         raise EnvironmentProblem(f"{problems[0]} (`ppldm env` shows everything)")
@@ -191,27 +168,23 @@ def env(
     """Show what this machine and its packages are, and how to fix what is broken."""
     versions = installed_versions()
     problems = find_problems(versions)
-    rows = machine_rows(versions) + package_rows(versions, problems)
-    if json:
-        table = json_format.dumps({"ok": not problems, "rows": [asdict(row) for row in rows]}, indent=2) + "\n"
-    else:
-        table = format_rows(rows)
-    sys.stdout.write(table)
-    sys.stdout.flush()
+    broken = {problem.name for problem in problems}
+    rows = [*machine_rows(versions), *problems, *(Row(*one) for one in versions.items() if one[0] not in broken)]
+    width, lines = max(len(row.name) for row in rows) + 2, []
+    for row in rows:
+        lines.append(f"{row.status:<9}{row.name:<{width}}{row.value}")
+        if row.status != "ok":
+            lines += [f"{'':<{9 + width}}{row.reason}", f"{'':<{9 + width}}fix: {row.fix}"]
+    print_report({"ok": not problems, "rows": [asdict(row) for row in rows]}, lambda _: "\n".join(lines), json)
     if problems:
         raise EnvironmentProblem(f"{len(problems)} of the rows above are a problem; the first: {problems[0]}")
 
 
-def package_rows(versions: dict[str, str], problems: list[Problem]) -> list[Row]:
-    """A row for each problem, where it belongs, and one for each package that is fine."""
-    rows = [Row(p.package, p.installed or "missing", "problem", p.reason, p.fix) for p in problems]
-    broken = {problem.package for problem in problems}
-    return rows + [Row(name, version) for name, version in versions.items() if name not in broken]
-
-
 def machine_rows(versions: dict[str, str]) -> list[Row]:
     """The machine: nothing here is a problem, but some of it limits what works."""
-    memory, gpus = machine.usable_memory_bytes(), nvidia_smi.list_gpus()
+    from .nvidia_smi import list_gpus
+
+    memory, gpus = machine.usable_memory_bytes(), list_gpus()
     return [
         Row("Python", f"{platform.python_version()} ({sys.executable})"),
         Row("platform", platform.platform()),
@@ -234,14 +207,16 @@ def shared_memory_row(size: int | None) -> Row:
     return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
 
 
-def gpu_row(gpus: list[nvidia_smi.Gpu], has_gpu_build: bool) -> Row:
+def gpu_row(gpus: "list[Gpu]", has_gpu_build: bool) -> Row:
     """The GPUs, and whether the installed Paddle uses them."""
     names = "; ".join(map(str, gpus))
     if gpus and not has_gpu_build:
         fix = f"{PIP} uninstall -y paddlepaddle && {fix_command('paddlepaddle-gpu')}"
         return Row("GPUs", names, "note", "the installed Paddle is a CPU build and leaves them idle", fix)
     if has_gpu_build and not gpus:
-        note = f"{nvidia_smi.NO_GPU}; Paddle's GPU build will run on the CPU"
+        from .nvidia_smi import NO_GPU
+
+        note = f"{NO_GPU}; Paddle's GPU build will run on the CPU"
         return Row("GPUs", "none", "note", note, "--device cpu")
     return Row("GPUs", names or "none (training runs on the CPU)")
 
@@ -282,14 +257,3 @@ def libgl_row(has_libgl: bool, has_opencv_python: bool) -> Row:
     return Row(
         "libGL.so.1", "none", "note", "opencv-python cannot be imported without it; training does not need it", fix
     )
-
-
-def format_rows(rows: list[Row]) -> str:
-    """The table as text: name, value, status, and the reason and fix on a line of their own."""
-    width = max(len(row.name) for row in rows) + 2
-    lines = []
-    for row in rows:
-        lines.append(f"{row.status:<9}{row.name:<{width}}{row.value}")
-        if row.status != "ok":
-            lines += [f"{'':<{9 + width}}{row.reason}", f"{'':<{9 + width}}fix: {row.fix}"]
-    return "\n".join(lines) + "\n"

@@ -1,13 +1,15 @@
 """What this machine gives to this process: cores, memory, libraries. Read from the system; no package is imported.
 
 A container or a batch job sees the whole machine in /proc, but may use only part of it; affinity and control groups
-say how much. Functions named `parse_*` are pure and take the text of such files.
-"""
+say how much."""
 
 import ctypes
 import os
 import re
 import subprocess
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from .. import variables
@@ -25,10 +27,8 @@ def count_usable_cores() -> int:
 
 
 def parse_cpu_quota(text: str) -> float | None:
-    """Cores granted by "quota period", both in microseconds (cgroup v2's cpu.max, or v1's two files joined).
-
-    None where there is no limit: `max`, a negative quota or an empty text.
-    """
+    """Cores granted by "quota period" in microseconds (cgroup v2's cpu.max, or v1's two files joined); None where there
+    is no limit."""
     words = text.split()
     if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
         return None
@@ -38,7 +38,7 @@ def parse_cpu_quota(text: str) -> float | None:
 
 def usable_memory_bytes() -> int | None:
     """Memory that this process may use: the machine's, or the limit of its control group. None where unknown."""
-    total = parse_meminfo(_read("/proc/meminfo"))
+    total = _bytes_of("/proc/meminfo", "MemTotal")
     limits = [_read(_CGROUP / name).strip() for name in ("memory.max", "memory/memory.limit_in_bytes")]
     known = [int(limit) for limit in limits if limit.isdigit()] + ([total] if total else [])
     return min(known, default=None)
@@ -46,53 +46,34 @@ def usable_memory_bytes() -> int | None:
 
 def available_memory_bytes() -> int | None:
     """Memory of the machine that a process could take now; None where unknown."""
-    return parse_meminfo(_read("/proc/meminfo"), "MemAvailable")
+    return _bytes_of("/proc/meminfo", "MemAvailable")
 
 
-def parse_meminfo(text: str, key: str = "MemTotal") -> int | None:
-    """A value of /proc/meminfo in bytes, None where it is not there."""
-    for line in text.splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
-    return None
+def process_memory_bytes(key: str) -> int:
+    """Of this process' memory what Linux counts as VmRSS (resident now), VmHWM (the most that was) or RssAnon (what it
+    has written, and no file holds); 0 where the system does not say."""
+    return _bytes_of("/proc/self/status", key) or 0
 
 
-def peak_memory_bytes() -> int:
-    """The most memory that this process has had resident (VmHWM); 0 where the system does not say."""
-    return _own_memory("VmHWM")
+def _bytes_of(path: str, key: str) -> int | None:
+    words = parse_value(_read(path), key).split()
+    return int(words[0]) * 1024 if words else None
 
 
-def resident_memory_bytes() -> int:
-    """What this process has resident now (VmRSS); 0 where the system does not say."""
-    return _own_memory("VmRSS")
+def read_cpu(key: str) -> str:
+    """What Linux says of the first processor: its vendor_id (`AuthenticAMD`), model name, or flags; empty where it does
+    not, as of one that is not x86."""
+    return parse_value(_read("/proc/cpuinfo"), key)
 
 
-def anonymous_memory_bytes() -> int:
-    """What of it this process has written, and no file holds (RssAnon); 0 where the system does not say."""
-    return _own_memory("RssAnon")
+def has_avx512() -> bool:
+    return "avx512f" in read_cpu("flags").split()
 
 
-def _own_memory(key: str) -> int:
-    match = re.search(rf"{key}:\s+(\d+) kB", _read("/proc/self/status"))
-    return int(match.group(1)) * 1024 if match else 0
-
-
-def read_cpu_vendor() -> str:
-    """`AuthenticAMD`, `GenuineIntel`, …; empty where unknown (not x86, not Linux)."""
-    return parse_cpu(_read("/proc/cpuinfo"), "vendor_id")
-
-
-def read_cpu_model() -> str:
-    """The processor as its maker calls it, such as `AMD EPYC 7763 64-Core Processor`; empty where unknown."""
-    return parse_cpu(_read("/proc/cpuinfo"), "model name")
-
-
-def parse_cpu(text: str, key: str) -> str:
-    """The value of a key of the first processor of /proc/cpuinfo, or an empty string."""
-    for line in text.splitlines():
-        if line.startswith(key):
-            return line.partition(":")[2].strip()
-    return ""
+def parse_value(text: str, key: str) -> str:
+    """The value in the first line "key: value" of a file of /proc, or an empty string."""
+    found = re.search(rf"^{key}[ \t]*:(.*)$", text, re.MULTILINE)
+    return found.group(1).strip() if found else ""
 
 
 def _read(path) -> str:
@@ -112,6 +93,16 @@ def shared_memory_bytes() -> int | None:
     return stat.f_frsize * stat.f_blocks
 
 
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that are installed, by their metadata: none is imported."""
+    found = {}
+    for name in packages:
+        with suppress(metadata.PackageNotFoundError):
+            if version := metadata.version(name):  # None where an interrupted installation left a folder without any
+                found[name] = version
+    return found
+
+
 def has_library(name: str) -> bool:
     """True if the loader finds the shared library `name`, such as libGL.so.1."""
     try:
@@ -124,13 +115,8 @@ def has_library(name: str) -> bool:
 def read_java_version() -> str | None:
     """Version of the Java that Spark would start (JAVA_HOME's, else the one on PATH). None where there is none."""
     home = variables.read("JAVA_HOME")
-    return parse_java_version(run_program(f"{home}/bin/java" if home else "java", "-version"))
-
-
-def parse_java_version(text: str) -> str | None:
-    """The version inside the quotes of `java -version`, None where it has none."""
-    match = re.search(r'version "([^"]+)"', text)
-    return match.group(1) if match else None
+    said = re.search(r'version "([^"]+)"', run_program(f"{home}/bin/java" if home else "java", "-version"))
+    return said.group(1) if said else None
 
 
 def parse_java_major(version: str) -> int:

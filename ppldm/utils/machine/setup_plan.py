@@ -8,30 +8,56 @@ a shell. run_scripts/lib.sh prints and runs them. Nothing is installed yet when 
 """
 
 import argparse
+import configparser
+import os
 import re
 import shlex
+import shutil
+import ssl
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, exit_on_error
 from ..variables import all_variables
-from . import devices, nvidia_smi, uv
-from .builds import BUILDS, INDEX, check_build, choose_build, find_build
+from . import devices, nvidia_smi
+from .nvidia_smi import BUILDS, INDEX, choose_build
 
 ROOT = Path(__file__).resolve().parents[3]
 CPU, GPU = devices.CPU.name, devices.GPU.name
 PIP_FLAGS = ("--no-input", "--no-warn-script-location")
+# uv installs in place of pip where it can. It reads neither pip.conf nor variables such as PIP_INDEX_URL: each setting
+# of pip is translated, or has no effect on what is installed, or pip installs.
+NEEDED_GIB = 5  # for uv's cache, of which the environment has hard links
+# Setting of pip to the variables of uv that its value makes.
+COUNTERPARTS: dict[str, Callable[[str], dict[str, str]]] = {
+    "index-url": lambda value: {"UV_DEFAULT_INDEX": " ".join(value.split())},
+    "extra-index-url": lambda value: {"UV_EXTRA_INDEX_URL": " ".join(value.split())},
+    "find-links": lambda value: {"UV_FIND_LINKS": ",".join(value.split())},
+    "trusted-host": lambda value: {"UV_INSECURE_HOST": " ".join(value.split())},
+    "retries": lambda value: {"UV_HTTP_RETRIES": value},
+    **dict.fromkeys(("timeout", "default-timeout"), lambda value: {"UV_HTTP_TIMEOUT": value.partition(".")[0]}),
+    "cert": lambda value: {"SSL_CERT_DIR" if os.path.isdir(value) else "SSL_CERT_FILE": value},
+    "client-cert": lambda value: {"SSL_CLIENT_CERT": value},
+    "proxy": lambda value: dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY"), value),
+    "constraint": lambda value: {"UV_CONSTRAINT": " ".join(value.split())},
+    "cache-dir": lambda value: {"UV_CACHE_DIR": os.path.join(value, "uv")},
+    "no-cache-dir": lambda value: {"UV_NO_CACHE": "1"},  # any value means yes
+}
+NO_EFFECT = {
+    *("config-file", "disable-pip-version-check", "user", "no-input", "progress-bar", "quiet", "verbose", "no-color"),
+    *("require-virtualenv", "require-venv", "break-system-packages", "root-user-action", "prefer-binary", "log"),
+    *("no-warn-script-location", "no-python-version-warning", "upgrade-strategy", "use-feature", "use-deprecated"),
+}
+UNSET = ("", "0", "f", "false", "n", "no", "off")  # what pip reads as no
 
 
 def choose_device(
     device: str | None, cuda: str | None, gpus: list[nvidia_smi.Gpu], python: str, seen: Sequence[devices.Kind] = ()
 ) -> tuple[str, str]:
-    """The name of a kind of device, or of a GPU build (`cu126`), and the reason in words.
-
-    `device` and `cuda` are what was asked for, None where the machine decides, by its NVIDIA GPUs and by what other
-    drivers show; `python`: the interpreter's version, as 3.10. Raises ConfigError for what cannot run.
-    """
+    """The name of a kind of device, or of a GPU build (`cu126`), and why. `device`, `cuda`: what was asked for, None
+    where the machine's GPUs and drivers decide; `python`: the interpreter's version, as 3.10. Raises ConfigError."""
     if device not in (None, *devices.KINDS):
         raise ConfigError(f"--device {device}: choose {', '.join(devices.KINDS)}, or omit it")
     if cuda and device not in (None, GPU):
@@ -49,8 +75,7 @@ def choose_device(
         )
     if chosen != GPU:
         return chosen, why
-    build = find_build(cuda) if cuda else choose_build(gpus)
-    check_build(build, gpus)
+    build = choose_build(gpus, cuda)
     shown = "; ".join(dict.fromkeys(map(str, gpus))) or "no GPU to be seen here; the driver is not checked"
     return build.name, f"CUDA {build.cuda} for {shown}"
 
@@ -65,11 +90,9 @@ def plan(
     root: Path = ROOT,
     installer: str = "pip",
 ) -> list[str]:
-    """Shell commands that make `venv` hold exactly the lock, Paddle for `device`, and ppldm itself.
-
-    `has_venv`: the folder is a virtual environment already. `installed`: the device of the Paddle in it, whose files
-    another one must not be unpacked over. `installer`: `pip`, `uv` from PyPI, or the path of a uv.
-    """
+    """Shell commands that make `venv` hold exactly the lock, Paddle for `device`, and ppldm itself. `has_venv`: it is
+    there already. `installed`: the device of the Paddle in it, whose files another one must not be unpacked over.
+    `installer`: `pip`, `uv` from PyPI, or the path of a uv."""
     lock = root / f"requirements/{'lock' if device == CPU else 'lock-gpu'}.txt"
     own_python = str(venv / "bin/python")
     by_pip = [own_python, "-m", "pip", "install", *PIP_FLAGS]
@@ -86,28 +109,68 @@ def plan(
     # pip compiles what it unpacks; uv must be told.
     commands.append([*exactly, *([] if installer == "pip" else ["--compile-bytecode"]), "--requirement", str(lock)])
     if device != CPU:
-        package, index_url, version = find_package(device)
-        version = version or paddle_version((root / "requirements/lock.txt").read_text())
-        if device in devices.KINDS and devices.KINDS[device].plugin:
+        urls = {build.name: build.index_url for build in BUILDS}
+        kind = devices.KINDS[GPU if device in urls else device]
+        pins = (root / "requirements/lock.txt").read_text()  # for every device the same, unless the kind says another
+        version = kind.version or re.search(r"^paddlepaddle==(\S+)$", pins, re.MULTILINE).group(1)
+        if kind.plugin:
             commands.append([*exactly, f"{devices.KINDS[CPU].package}=={version}"])
         # With what it requires: the libraries that the same index has. By pip, which all of Paddle's are tried with.
-        wanted = [f"{package}=={version}", "--index-url", index_url]
+        wanted = [f"{kind.package}=={version}", "--index-url", urls.get(device, f"{INDEX}{kind.index}/")]
         commands.append([*by_pip, "--constraint", str(lock), *wanted])
     return [shlex.join(command) for command in [*commands, [*exactly, "--editable", str(root)]]]
 
 
-def find_package(device: str) -> tuple[str, str, str]:
-    """Package, index and version ("": the lock's) of Paddle for a build for GPUs or another kind of device."""
-    if device not in devices.KINDS:
-        (build,) = (build for build in BUILDS if build.name == device)
-        return devices.KINDS[GPU].package, build.index_url, ""
-    kind = devices.KINDS[device]
-    return kind.package, f"{INDEX}{kind.index}/", kind.version
+def read_pip_settings(environ: Mapping[str, str], prefix: Path) -> dict[str, str]:
+    """What pip would find in its files and in the environment, by the long names of its flags."""
+    home = Path(environ.get("HOME") or os.path.expanduser("~"))
+    own = [home / ".pip", Path(environ.get("XDG_CONFIG_HOME") or home / ".config", "pip")]
+    folders = [Path(one, "pip") for one in (environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")]
+    files = [folder / "pip.conf" for folder in (*folders, Path("/etc"), *own, prefix)]
+    if named := environ.get("PIP_CONFIG_FILE"):  # in place of the user's own
+        own_files = [folder / "pip.conf" for folder in own if os.path.exists(named)]
+        files = [] if named == os.devnull else [*(one for one in files if one not in own_files), Path(named)]
+    parser = configparser.RawConfigParser()
+    parser.read(files, "utf-8")
+    read = [parser[section] for section in ("global", "install") if parser.has_section(section)]
+    names = {name: value for name, value in environ.items() if name.startswith("PIP_")}
+    read.append({name.removeprefix("PIP_"): value for name, value in names.items()})
+    return {name.lower().replace("_", "-").removeprefix("--"): value for one in read for name, value in one.items()}
 
 
-def paddle_version(lock: str) -> str:
-    """The version of Paddle that the text of the lock pins: the same one for every device."""
-    return re.search(r"^paddlepaddle==(\S+)$", lock, re.MULTILINE).group(1)
+def translate(settings: Mapping[str, str], environ: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Variables for uv, and the settings that it has no counterpart of. What is set for uv itself stays as it is."""
+    variables, unknown = {}, []
+    if bundle := environ.get("REQUESTS_CA_BUNDLE") or environ.get("CURL_CA_BUNDLE"):
+        settings = {"cert": bundle, **settings}
+    for name, value in settings.items():
+        if name in COUNTERPARTS:
+            variables |= COUNTERPARTS[name](value)
+        elif name not in NO_EFFECT and value.lower() not in UNSET:
+            unknown.append(name)
+    if "UV_EXTRA_INDEX_URL" in variables:
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"  # pip looks for a version in all of them
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile or (paths.capath and os.listdir(paths.capath)):
+        variables |= dict.fromkeys(("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"), "1")  # the second is the older name
+    own = {name for name in environ if name.startswith("UV_")}
+    return {k: v for k, v in variables.items() if k not in own and environ.get(k) != v}, unknown
+
+
+def choose_installer(environ: Mapping[str, str], venv: Path) -> tuple[str, dict[str, str], str]:
+    """`pip`, `uv` (from PyPI) or the path of a uv that is there; variables for uv; why it is pip, if it is."""
+    variables, unknown = translate(read_pip_settings(environ, venv), environ)
+    if unknown:
+        return "pip", {}, f"uv has no counterpart of pip's setting {', '.join(unknown)}"
+    merged = {**environ, **variables}
+    cache = Path(merged.get("XDG_CACHE_HOME") or Path(merged.get("HOME") or os.path.expanduser("~"), ".cache"), "uv")
+    cache = Path(tempfile.gettempdir() if merged.get("UV_NO_CACHE") else merged.get("UV_CACHE_DIR") or cache).absolute()
+    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    if not os.access(place, os.W_OK):
+        return "pip", {}, f"uv's cache {cache} cannot be written"
+    if (free := shutil.disk_usage(place).free) < NEEDED_GIB << 30:
+        return "pip", {}, f"{place} has {free >> 30} GiB free for uv's cache, which takes {NEEDED_GIB}"
+    return shutil.which("uv", path=environ.get("PATH")) or "uv", variables, ""
 
 
 def main() -> None:
@@ -132,7 +195,7 @@ def main() -> None:
         sys.stdout.write(f"{device}\n")
         sys.stderr.write(f"==> {device}: {reason}\n")
     else:
-        chosen, variables, why_pip = uv.choose_installer(all_variables(), arguments.venv)
+        chosen, variables, why_pip = choose_installer(all_variables(), arguments.venv)
         if arguments.pip:
             chosen, variables, why_pip = "pip", {}, ""
         settings = {"python": arguments.python, "has_venv": arguments.has_venv, "installed": arguments.installed}

@@ -3,16 +3,17 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
-from ..errors import DataError, EnvironmentProblem
+from ..errors import DataError, EnvironmentProblem, PpldmError
 from ..log import following
 from ..variables import read, set_for_libraries
 from .resources import count_usable_cores, parse_java_major, read_java_version
 
-# Spark 4 wants it.
-MIN_JAVA = 17
+MIN_JAVA = 17  # Spark 4 wants it
+DRIVER_MEMORY_GB = 1.0  # of a driver that has little to do
 _INSTALL_JAVA = (
     "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora, RHEL: dnf install java-17-openjdk-headless; "
     "conda: conda install openjdk=17; macOS: brew install openjdk@17"
@@ -54,10 +55,8 @@ def escape_glob(address: str) -> str:
 
 @contextmanager
 def spark_session(master: str | None, memory_gb: float) -> Iterator:
-    """A session, ended with the block unless it was there before; what Spark raises inside comes out as one line.
-
-    Raises EnvironmentProblem without pyspark or Java, DataError.
-    """
+    """A session, ended with the block unless it was there before; what Spark raises inside is a DataError. Raises
+    EnvironmentProblem without pyspark or Java."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -71,7 +70,11 @@ def spark_session(master: str | None, memory_gb: float) -> Iterator:
         set_for_libraries({"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable})
     interrupted = []
     try:
-        spark = existing or _start(SparkSession.builder, master, memory_gb)
+        builder = SparkSession.builder.appName("ppldm")
+        if not is_submitted():
+            builder = builder.master(master or f"local[{count_usable_cores()}]")
+            builder = builder.config("spark.driver.memory", f"{memory_gb * 1000:.0f}m")
+        spark = existing or builder.config(map=_SETTINGS).getOrCreate()
         for name, value in _RESULTS.items():
             spark.conf.set(name, value)
         with _noting_ctrl_c() as interrupted:
@@ -135,14 +138,23 @@ def following_tasks(spark, name: str, num_tasks: int, num_stages: int = 2) -> It
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
 
 
-def _start(builder, master: str | None, memory_gb: float):
-    builder = builder.appName("ppldm")
-    if not is_submitted():
-        builder = builder.master(master or f"local[{count_usable_cores()}]")
-        builder = builder.config("spark.driver.memory", f"{memory_gb * 1000:.0f}m")
-    for name, value in _SETTINGS.items():
-        builder = builder.config(name, value)
-    return builder.getOrCreate()
+def run_tasks(spark, name: str, asked: Sequence, act: Callable, is_lenient: bool = False) -> Iterator[tuple]:
+    """(each of `asked`, what `act` gives for it, in a task of its own). Raises the first error when all are done; a
+    lenient one gives it in place of the result."""
+    with following_tasks(spark, name, len(asked), num_stages=1):
+        found = spark.sparkContext.parallelize(asked, len(asked)).map(partial(_attempt, act)).collect()
+    for one in found:
+        if isinstance(one, PpldmError) and not is_lenient:
+            raise one
+    return zip(asked, found, strict=True)
+
+
+def _attempt(act: Callable, *arguments):
+    """What `act` gives, or its error for the driver: Spark would wrap it in two pages of Java."""
+    try:
+        return act(*arguments)
+    except PpldmError as error:
+        return error
 
 
 def describe_error(error: Exception) -> str:

@@ -1,68 +1,109 @@
-"""What a signal does to this process, and what becomes of it without its parent."""
+"""What a signal does to this process, what becomes of it without its parent, and how a rank says that it fails.
 
-import ctypes
+Ctrl-C is one line and exit status 130 from a process' first moments on, whatever it meets: of an exception a native
+library that is being imported makes an error of its own, and in the callback of a weak reference Python drops it. So
+this module is there before all else, and imports nothing that takes time.
+
+The launcher blames the rank that failed first. Those that wait for it lose their connection and may be gone before it,
+so each notes the moment before it lets go of its connections; one that is killed can note nothing.
+"""
+
 import os
 import signal
-import subprocess
 import sys
-from contextlib import contextmanager
-from typing import ClassVar
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager, suppress
 
-from .world import World
+from ..variables import read
 
-
-class _Stack(ctypes.Structure):
-    """stack_t of sigaltstack(2), as Linux has it."""
-
-    _fields_: ClassVar = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
-
-
+FOLDER_VARIABLE = "PPLDM_FAILURES"  # the folder that the launcher made for notes of failures
+_AGAIN_SECONDS = 0.01
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>: the signal that a process gets when the one that started it has died
+before_stop: list[Callable[[int], None]] = []  # called with the exit status; from a signal's handler
+
+
+def answer_interrupts() -> None:
+    """From here on, where Ctrl-C is not ignored or somebody's own. Main thread only."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _send_again
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _end_in_one_line
+
+
+def interrupt(number: int, frame) -> None:
+    """The handler of Ctrl-C: as Python's own, but for the time of an import."""
+    while frame:
+        if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
+            stop(number, frame)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def stop(number: int, _frame) -> None:
+    """End the process in a signal's handler: nothing is to be saved; what is half written goes at the next start."""
+    is_interrupt = number == signal.SIGINT
+    name = "Ctrl-C" if is_interrupt else signal.Signals(number).name
+    # Unbuffered: the signal may have come in the middle of a write.
+    os.write(2, f"stopped by {name}; the same command again goes on from what is finished\n".encode())
+    status = 130 if is_interrupt else os.EX_TEMPFAIL
+    for tell in before_stop:
+        tell(status)
+    os._exit(status)
+
+
+def _send_again(lost) -> None:
+    """Of a KeyboardInterrupt that could not be raised where it came; a moment later it can."""
+    if lost.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(lost)
+        return
+    main = threading.main_thread().ident
+    timer = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, [main, signal.SIGINT])
+    timer.daemon = True
+    timer.start()
+
+
+def _end_in_one_line(kind, error, trace) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        stop(signal.SIGINT, None)
+    sys.__excepthook__(kind, error, trace)
 
 
 def handle(number: int, handler):
-    """`signal.signal`; in a rank of several, a system call that the signal meets then goes on.
-
-    Else it fails with EINTR. Python repeats its own calls, the libraries do not: Paddle's key-value store, by which
-    ranks find and wait for one another, takes EINTR for a lost connection. The price is that Python's handler runs when
-    the call is done, so that a process that is not a rank keeps EINTR. Returns the handler before. Main thread only.
-    """
+    """`signal.signal`; in a rank of several, a system call that the signal meets then goes on. Python repeats its own
+    calls after EINTR, but Paddle's key-value store takes it for a lost connection. Python's handler then runs when the
+    call is done, so that other processes keep EINTR. Returns the handler before. Main thread only."""
     before = signal.signal(number, handler)
-    if World.detect().size > 1:
+    if int(read("PADDLE_TRAINERS_NUM", "1")) > 1:
         signal.siginterrupt(number, False)
     return before
 
 
 @contextmanager
+def handled(numbers: Iterable[int], handler):
+    """Inside the block, `handler` answers these signals. Main thread only."""
+    before = {number: handle(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            handle(number, signal.SIG_DFL if earlier is None else earlier)
+
+
 def ending_at_once():
     """Inside the block, a signal to stop ends the process itself: native code that holds the interpreter's lock, as the
     wait in which ranks find one another, never lets Python's handlers run."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {
-        number: handle(number, signal.SIG_DFL) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            handle(number, signal.SIG_DFL if handler is None else handler)
-
-
-def wait_for(process: subprocess.Popen) -> int:
-    """The status of a process at its end. Meanwhile this thread handles its signals, also one that came just before.
-
-    `Popen.wait()` without a time handles only those that come in its system call: one that came a moment earlier would
-    stay unhandled until the process ends by itself.
-    """
-    while True:
-        try:
-            return process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            pass
+    return handled([one for one in numbers if signal.getsignal(one) != signal.SIG_IGN], signal.SIG_DFL)
 
 
 def end_with_parent(parent: int) -> None:
     """From here on, this process is killed as soon as process `parent`, which started it, has ended."""
+    import ctypes
+
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before
         os.kill(os.getpid(), signal.SIGKILL)
@@ -75,9 +116,40 @@ def same_signal_stack():
     if not sys.platform.startswith("linux"):
         yield
         return
-    libc, before = ctypes.CDLL(None), _Stack()
+    import ctypes
+
+    class Stack(ctypes.Structure):
+        """stack_t of sigaltstack(2), as Linux has it."""
+
+        _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
+
+    libc, before = ctypes.CDLL(None), Stack()
     libc.sigaltstack(None, ctypes.byref(before))
     try:
         yield
     finally:
         libc.sigaltstack(ctypes.byref(before), None)
+
+
+def note_failure(rank: int) -> None:
+    """Note that this rank fails now. Without a launcher of ours, or where nothing can be written, nothing happens."""
+    if folder := read(FOLDER_VARIABLE):
+        with suppress(OSError), open(os.path.join(folder, str(rank)), "w") as file:
+            file.write(repr(time.monotonic()))
+
+
+def end_process(rank: int, text: str):
+    """End this process at once, from any of its threads: one line on stderr, exit status 1."""
+    note_failure(rank)
+    sys.stderr.write(f"error: {text}\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def failure_time_sec(folder, rank: int) -> float:
+    """The moment that the rank noted, by the clock of this machine since it was started; infinity where it did not."""
+    try:
+        with open(os.path.join(folder, str(rank))) as file:
+            return float(file.read())
+    except (OSError, ValueError):
+        return float("inf")

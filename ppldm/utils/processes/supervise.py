@@ -1,23 +1,38 @@
-"""A command that is started again when it fails, by itself: what a machine loses in a night need not cost the night.
-
-It waits before each start, twice as long as before the last one, up to LONGEST_WAIT_SECONDS. What ended well, on
-request or for its own settings is not started again.
-"""
+"""Commands in processes of their own, and one that is started again when it fails, unless it ended on request or for
+its own settings: what a machine loses in a night need not cost the night."""
 
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..errors import ConfigError, Interrupted, Preempted
 from ..log import get_logger
 from ..text import count_of
-from .signals import end_with_parent, wait_for
+from .signals import end_with_parent, handled
 
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
 _FINAL = (0, ConfigError.exit_status, Interrupted.exit_status, Preempted.exit_status)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+def start_child(command: Sequence[str], **settings) -> subprocess.Popen:
+    """Start a command in a session of its own, so that Ctrl-C at the terminal reaches it only by way of this process,
+    with which it ends, also where this is killed."""
+    dies = partial(end_with_parent, os.getpid())
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=dies, **settings)
+
+
+def wait_for(process: subprocess.Popen) -> int:
+    """The status of a process at its end. Meanwhile this thread handles its signals; `Popen.wait()` without a time
+    would leave one that came a moment earlier unhandled until then."""
+    while True:
+        try:
+            return process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            pass
 
 
 def wait_before(start: int) -> float:
@@ -25,63 +40,41 @@ def wait_before(start: int) -> float:
     return min(FIRST_WAIT_SECONDS * 2 ** (start - 1), LONGEST_WAIT_SECONDS)
 
 
-class Supervisor:
-    """Runs `command` until it ends well, and at most `max_restarts` times again without progress between.
+def supervise(command: Sequence[str], max_restarts: int, progress: Callable[[], int], environ=None) -> int:
+    """Run `command` until it ends well, and at most `max_restarts` times again while the number `progress()` does not
+    rise; the exit status of the last start, 128 and its number where a signal killed it. Signals go to the command;
+    after one there is no start."""
+    restarts, reached = 0, progress()
+    process: subprocess.Popen | None = None
+    stopped_by = 0
 
-    `progress` gives a number that rises with what is done. Signals go to the command; after one there is no start. The
-    command ends with this process, also where this is killed.
-    """
+    def forward(number: int, _frame) -> None:
+        nonlocal stopped_by
+        stopped_by = number
+        if process and process.poll() is None:
+            process.send_signal(number)
 
-    def __init__(self, command: Sequence[str], max_restarts: int, progress: Callable[[], int], environ=None):
-        self.command, self.max_restarts, self.progress = list(command), max_restarts, progress
-        self.environ, self.process, self.stopped_by = environ, None, 0
-
-    def run(self) -> int:
-        """The exit status of the last start; 128 and the number of the signal that killed it."""
-        before = {number: signal.signal(number, self._forward) for number in _SIGNALS}
-        try:
-            return self._run()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _run(self) -> int:
-        restarts, reached = 0, self.progress()
+    with handled(_SIGNALS, forward):
         while True:
-            status = self._start_once()
-            if status in _FINAL or self.stopped_by:
+            process = start_child(command, env=environ)
+            if stopped_by:  # just before
+                process.send_signal(stopped_by)
+            status = wait_for(process)
+            status = status if status >= 0 else 128 - status
+            if status in _FINAL or stopped_by:
                 return status
-            if (now := self.progress()) > reached:
+            if (now := progress()) > reached:
                 restarts, reached = 0, now
             restarts += 1
-            if restarts > self.max_restarts:
-                if self.max_restarts > 1:
+            if restarts > max_restarts:
+                if max_restarts > 1:
                     get_logger().error("failed %d times without progress between", restarts)
                 return status
             wait = wait_before(restarts)
-            left = count_of(self.max_restarts - restarts, "restart")
+            left = count_of(max_restarts - restarts, "restart")
             get_logger().warning("ended with exit status %d; starts again in %g s, with %s left", status, wait, left)
-            self._sleep(wait)
-            if self.stopped_by:
+            until = time.monotonic() + wait
+            while time.monotonic() < until and not stopped_by:
+                time.sleep(min(0.1, wait))
+            if stopped_by:
                 return status
-
-    def _start_once(self) -> int:
-        parent = os.getpid()
-        # In a group of its own: Ctrl-C at the terminal reaches it once, from here.
-        self.process = subprocess.Popen(
-            self.command, env=self.environ, start_new_session=True, preexec_fn=lambda: end_with_parent(parent)
-        )
-        if self.stopped_by:  # just before
-            self.process.send_signal(self.stopped_by)
-        status = wait_for(self.process)
-        return status if status >= 0 else 128 - status
-
-    def _sleep(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and not self.stopped_by:
-            time.sleep(min(0.1, seconds))
-
-    def _forward(self, number: int, _frame) -> None:
-        self.stopped_by = number
-        if self.process and self.process.poll() is None:
-            self.process.send_signal(number)

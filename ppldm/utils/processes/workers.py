@@ -34,10 +34,7 @@ def check_workers(num_workers: int) -> int:
 
 def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
     """(task, function(task)) as they are done; in this process where num_workers or the tasks are at most one.
-
-    `function` is one of a module, or a `functools.partial` of one. The first error ends the work. Processes give
-    only warnings and no progress bars.
-    """
+    `function` is one of a module, or a partial of one. The first error ends the work. Processes give only warnings."""
     num_workers = min(num_workers, len(tasks))
     if num_workers <= 1:
         yield from ((task, function(task)) for task in tasks)
@@ -62,11 +59,9 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: i
 def map_with_deadline(
     function: Callable[[T], R], tasks: Iterable[T], num_workers: int, seconds: float
 ) -> Iterator[tuple[T, R | PpldmError]]:
-    """(task, function(task)) as they are done, each in a process of its own that is killed after `seconds`.
-
-    For tasks that may hang. `tasks` is asked for one when a process is free. In place of a result comes the PpldmError
-    that the function raised, or a DataError where the process was killed or ended by itself.
-    """
+    """(task, function(task)) as they are done, each in a process of its own that is killed after `seconds`, for tasks
+    that may hang. `tasks` is asked for one when a process is free. In place of a result comes the PpldmError that the
+    function raised, or a DataError where the process was killed or ended by itself."""
     context = multiprocessing.get_context("spawn")
     tasks, running = iter(tasks), {}
     try:
@@ -84,10 +79,17 @@ def map_with_deadline(
             overdue = [reader for reader, (*_, deadline) in running.items() if deadline <= time.monotonic()]
             for reader in {*ready, *overdue}:
                 process, task, _ = running[reader]
-                result = _receive(reader, process) if reader in ready else None
+                result: R | PpldmError = DataError(f"it was killed after {seconds:.0f} s")
+                if reader in ready:
+                    try:
+                        result = reader.recv()
+                    except EOFError:
+                        process.join()
+                        status = process.exitcode
+                        result = DataError(f"its process ended with status {status}, most likely as memory ran out")
                 _end_process(reader, process)
                 del running[reader]
-                yield task, DataError(f"it was killed after {seconds:.0f} s") if result is None else result
+                yield task, result
     finally:
         for reader, (process, *_) in running.items():
             _end_process(reader, process)
@@ -97,18 +99,9 @@ def _run_task(writer, function, task) -> None:
     _start_worker()
     sys.stdout = sys.stderr  # only a command's result goes to stdout
     try:
-        result = function(task)
+        writer.send(function(task))
     except PpldmError as error:
-        result = error
-    writer.send(result)
-
-
-def _receive(reader, process):
-    try:
-        return reader.recv()
-    except EOFError:
-        process.join()
-        return DataError(f"its process ended with status {process.exitcode}, most likely as memory ran out")
+        writer.send(error)
 
 
 def _end_process(reader, process) -> None:
@@ -118,10 +111,8 @@ def _end_process(reader, process) -> None:
 
 
 def map_in_threads(function: Callable[[T], R], items: Sequence[T], name: str) -> list[R]:
-    """function(item) of each item, in order, for functions that wait for disks: a network's answers overlap.
-
-    `name` is that of the progress bar that comes where this takes long.
-    """
+    """function(item) of each item, in order, for functions that wait for disks: a network's answers overlap. `name`: of
+    the progress bar."""
     chunks = [items[start : start + _CHUNK] for start in range(0, len(items), _CHUNK)]
     if len(chunks) <= 1:
         return [function(item) for item in items]
@@ -142,9 +133,9 @@ def _start_worker() -> None:
     be_quiet()
     sys.stdout, sys.stderr = EscapingStream(sys.stdout), EscapingStream(sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
 
+    def end_with_parent() -> None:
+        multiprocessing.parent_process().join()
+        os._exit(1)
 
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)
+    threading.Thread(target=end_with_parent, daemon=True).start()

@@ -2,43 +2,60 @@
 
     PPLDM_CACHE_DIR/stores/SCHEME/HOST/FOLDERS/NAME@SIZE-TAG/NAME
 
-is a version of SCHEME://HOST/FOLDERS/NAME. A path says it all: which file it is, how large, and, by the tag, whether
-the store still has that one. So whatever reads files takes such a path before the file is here; `hold` brings it, and
-keeps it. What belongs to it (indexes) lies beside it and stays when it goes.
+is a version of SCHEME://HOST/FOLDERS/NAME. Its path says which file it is, how large, and, by the tag, whether the
+store still has that one. So whatever reads files takes such a path before the file is here; `hold` brings and keeps it.
+What belongs to it (indexes) lies beside it and stays when it goes.
 
-- A file is fetched by one process, under a lock that ends with the process, to a temporary name; it must have the
-  version, the size and, where the store tells it, the MD5 that are expected. It takes its name by a rename.
+- A file is fetched by one process, under a lock, to a temporary name, and renamed where it has the version, the size
+  and, if the store tells it, the MD5 that are expected.
 - Whoever holds a file has a shared lock on it, also in forked processes. Room is made under PPLDM_STORE_CACHE_GB
   (default: half of what the disk had free) by removing those used longest ago that nobody holds.
+
+What a flag names to be read whole, such as a model, is copied to PPLDM_CACHE_DIR/inputs (`input_path`).
 """
 
-import errno
 import fcntl
 import hashlib
 import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..checksums import hash_file
+from ..checksums import digest_of, hash_file
 from ..errors import FULL_DISK, ConfigError, DiskFullError, OutputError, StoreError
-from ..files import cache_dir, count_free_bytes, finish_file, make_output_dir
+from ..files import (
+    atomic_dir,
+    cache_dir,
+    check_address,
+    count_free_bytes,
+    finish_file,
+    is_address,
+    local_path,
+    make_output_dir,
+    shown,
+)
 from ..log import get_logger
 from ..variables import read
-from .client import Stored, check_address, get, shown, stat, stat_now
+
+if TYPE_CHECKING:
+    from .client import Stored
 
 _VERSION = re.compile(r"(?P<name>.+)@(?P<size>\d+)-(?P<tag>[0-9a-f]{16})")
 _UNFINISHED = ".fetching"
 _NO_HOST = "-"
 _TRIES = 4
+_warned: set[int] = set()  # limits that are known to be too small
 
 
 def place_of(url: str) -> Path:
     """Where the file at an address is, or will be, on this machine. Raises StoreError, ConfigError."""
     url = check_address(url)
+    from .client import stat
+
     return _place(url, stat(url))
 
 
@@ -79,7 +96,9 @@ def hold(path: Path) -> Callable[[], None]:
             continue
         fcntl.flock(number, fcntl.LOCK_SH)
         if _is_open_as(number, path):
-            _touch(path)
+            with suppress(OSError):
+                # The time of access notes the use, whatever the file system's own rule is.
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
             return lambda: os.close(number)
         os.close(number)
 
@@ -96,6 +115,8 @@ def bring(path: Path) -> None:
 
 def bring_beside(path: Path) -> bool:
     """Fetch what may lie beside a file in the store: whether it does. Raises StoreError, OutputError."""
+    from .client import stat
+
     try:
         stat(address_of(path))
         bring(path)
@@ -104,6 +125,37 @@ def bring_beside(path: Path) -> bool:
             return False
         raise
     return True
+
+
+def input_path(value) -> Path:
+    """The path of a file or folder that is read: itself, or of an address what is there now, fetched once for each
+    state of it, to PPLDM_CACHE_DIR/inputs. Raises StoreError, OutputError, ConfigError."""
+    if not is_address(value):
+        return local_path(value)
+    from .client import find, get
+
+    url = check_address(str(value)).rstrip("/")
+    files = find(url)
+    if not files:
+        place = place_of(url)
+        bring(place)
+        return place
+    state = digest_of({name: (one.size, one.tag) for name, one in files.items()})
+    target = cache_dir() / "inputs" / state / url.rpartition("/")[2]
+    make_output_dir(target.parent)
+    with open(target.parent / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.is_dir():
+            get_logger().info("fetching %s", shown(url))
+            with atomic_dir(target) as temporary:
+                for name, stored in files.items():
+                    path, one = temporary / name, f"{url}/{name}"
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    get(one, path)
+                    if (found := path.stat().st_size) != stored.size:
+                        what = f"came with {found} bytes and not {stored.size}"
+                        raise StoreError(f"{shown(one)} {what}; give the command again")
+    return target
 
 
 def limit_bytes() -> int:
@@ -119,7 +171,7 @@ def _root() -> Path:
     return cache_dir() / "stores"
 
 
-def _place(url: str, stored: Stored) -> Path:
+def _place(url: str, stored: "Stored") -> Path:
     scheme, _, rest = url.partition("://")
     host, *folders, name = rest.split("/")
     if not name or stored.size < 0:
@@ -130,10 +182,12 @@ def _place(url: str, stored: Stored) -> Path:
 
 def _fetch(path: Path, temporary: Path) -> None:
     """Raises StoreError for what the store no longer has, or does not give whole."""
+    from . import client
+
     url, digests = address_of(path), set()
     is_part = _VERSION.fullmatch(path.parent.name)["name"] == path.name
     for _ in range(_TRIES):
-        stored = stat_now(url)
+        stored = client.stat_now(url)
         if is_part and _place(url, stored) != path:
             raise StoreError(
                 f"{shown(url)} has changed since this command began; put it back as it was and start the same "
@@ -142,10 +196,10 @@ def _fetch(path: Path, temporary: Path) -> None:
         if is_part:
             _make_room(stored.size)
         try:
-            get(url, temporary)
+            client.get(url, temporary)
         except OSError as error:
             if error.errno in FULL_DISK:
-                raise DiskFullError(_no_room(stored.size)) from error
+                raise _no_room(stored.size) from error
             raise OutputError(f"cannot write {temporary} ({error.strerror or error}); see to its disk") from error
         if os.path.getsize(temporary) == stored.size:
             digest = hash_file(temporary, "md5")
@@ -160,11 +214,9 @@ def _fetch(path: Path, temporary: Path) -> None:
 
 @contextmanager
 def _fetching(path: Path) -> Iterator[Path | None]:
-    """The temporary file of `path`, under the lock of whoever fetches it; None where another has fetched it.
-
-    The lock is on a file of its own: whoever waited for one on the temporary file, which becomes `path`, would go on to
-    wait for all who hold that.
-    """
+    """The temporary file of `path`, under the lock of whoever fetches it; None where another has fetched it. The lock
+    is on a file of its own: whoever waited for one on the temporary file, which becomes `path`, would wait for all who
+    hold that."""
     temporary, mark = path.with_name(f".{path.name}{_UNFINISHED}"), _mark(path)
     while not path.exists():
         number = os.open(mark, os.O_RDWR | os.O_CREAT, 0o666)
@@ -204,9 +256,13 @@ def _make_room(num_bytes: int) -> None:
             if _remove(path):
                 over -= size
     if count_free_bytes(root) < num_bytes:
-        raise DiskFullError(_no_room(num_bytes))
-    if over > 0:
-        _warn_of_limit(limit)
+        raise _no_room(num_bytes)
+    if over > 0 and limit not in _warned:
+        _warned.add(limit)
+        get_logger().warning(
+            "the files of stores that are in use take more than the %.1f GB of PPLDM_STORE_CACHE_GB; raise it",
+            limit / 1e9,
+        )
 
 
 def _list_files(root: Path) -> Iterator[tuple[int, int, Path]]:
@@ -243,15 +299,6 @@ def _remove(path: Path) -> bool:
         os.close(number)
 
 
-def _touch(path: Path) -> None:
-    """Note the use: the file's time of access, whatever the file system's own rule is."""
-    try:
-        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
-    except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.EPERM, errno.EACCES, errno.EROFS):
-            raise
-
-
 def _is_open_as(number: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(number), os.stat(path))
@@ -265,15 +312,8 @@ def _half_of_disk(root: str) -> int:
     return sum(size for _, size, _ in _list_files(Path(root))) + count_free_bytes(root) // 2
 
 
-@cache
-def _warn_of_limit(limit: int) -> None:
-    get_logger().warning(
-        "the files of stores that are in use take more than the %.1f GB of PPLDM_STORE_CACHE_GB; raise it", limit / 1e9
-    )
-
-
-def _no_room(num_bytes: int) -> str:
-    return (
-        f"{_root()} has no room for a file of {num_bytes / 1e9:.3f} GB; free some, or set PPLDM_CACHE_DIR to another "
-        "disk"
+def _no_room(num_bytes: int) -> DiskFullError:
+    size = f"{num_bytes / 1e9:.3f} GB"
+    return DiskFullError(
+        f"{_root()} has no room for a file of {size}; free some, or set PPLDM_CACHE_DIR to another disk"
     )

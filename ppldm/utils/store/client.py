@@ -1,9 +1,8 @@
 """Files of a store by their address: what is there, got, put and removed, by the library fsspec.
 
-Whatever can pass is tried again: a server that is down, slow, busy (408, 429, 5xx) or cuts its answer off, with growing
-pauses, for `PPLDM_STORE_RETRY_SECONDS` (300) in all. What cannot pass is a StoreError at once: 403, 404, a missing
-package. Errors name the address without what stands before @ and behind ?. Credentials come from where the library of
-the store looks for them, and are never kept.
+What can pass (a server that is down, slow, busy or cuts its answer off) is tried again, with growing pauses, for
+`PPLDM_STORE_RETRY_SECONDS` (300) in all. What cannot pass is a StoreError at once: 403, 404, a missing package. Errors
+name the address without what stands before @ and behind ?. The store's library finds the credentials; none are kept.
 """
 
 import os
@@ -12,24 +11,19 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import ConfigError, StoreError, describe
+from ..errors import StoreError, describe
+from ..files import STORE_SCHEMES, refused_offline, shown
 from ..log import get_logger
 from ..processes.workers import map_in_threads
 from ..variables import is_network_forbidden, read, set_for_libraries
 
 T = TypeVar("T")
 
-# Scheme -> (fsspec's name of it, package that it needs; some fit one fsspec alone, and datasets holds that back).
-_S3, _GS = ("s3", "s3fs==2024.9.*"), ("gs", "gcsfs==2024.9.*")
-SCHEMES = {
-    **{"s3": _S3, "s3a": _S3, "s3n": _S3, "bos": _S3, "gs": _GS, "gcs": _GS, "oss": ("oss", "ossfs")},
-    **{"hdfs": ("hdfs", "pyarrow"), "http": ("http", "aiohttp"), "https": ("http", "aiohttp")},
-}
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _DENIED = re.compile(r"\b(401|403)\b|Forbidden|Access ?Denied|credential", re.IGNORECASE)
 _NEVER = (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError, NotImplementedError)
 _CLIENT_ERROR = re.compile(r"\b(400|405|409|410|412|416|451)\b")
@@ -42,37 +36,11 @@ _S3_VARIABLES = dict.fromkeys(("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE
 
 @dataclass(frozen=True)
 class Stored:
-    """A file of a store. `tag`: another one for another content; `md5` in hexadecimal digits where the store may have
-    told it, else ""."""
+    """A file of a store. `tag`: another one for another content; `md5` in hexadecimal digits where known, else ""."""
 
     size: int
     tag: str
     md5: str = ""
-
-
-def is_address(text) -> bool:
-    """Whether a text is the address of a file or folder of a store."""
-    found = _ADDRESS.match(str(text))
-    return bool(found) and found[1].lower() in SCHEMES
-
-
-def check_address(url: str) -> str:
-    """`url`, its scheme in small letters. Raises ConfigError for one that holds a secret, or no file's name."""
-    found = _ADDRESS.match(url)
-    scheme, rest = found[1].lower(), found[2]
-    if "@" in rest.partition("/")[0] or (scheme in ("http", "https") and re.search("[?#]", rest)):
-        raise ConfigError(
-            f"{shown(url)}: an address with a password or a query would be written into logs and records; give the "
-            "store's own address, and the credentials as its library takes them (docs/data.md)"
-        )
-    if any(piece in (".", "..") for piece in rest.split("/")) or "//" in rest.strip("/"):
-        raise ConfigError(f"{shown(url)} is not a plain address; write it without //, . and .. in its path")
-    return f"{scheme}://{rest}"
-
-
-def shown(url: str) -> str:
-    """An address as it may be shown: without what stands before @ and behind ?."""
-    return re.sub(r"(://)[^/]*@", r"\1", str(url)).partition("?")[0]
 
 
 def stat(url: str) -> Stored:
@@ -97,18 +65,18 @@ def survey(urls: Iterable[str]) -> None:
     more. Folders that may not be listed, and those of web servers, are left out."""
     folders = {url.rpartition("/")[0] for url in urls if not url.startswith("http")} - _surveyed
 
-    def list_one(folder: str) -> None:
-        try:
-            found = _retried(folder, "list", lambda files, path: files.ls(path, detail=True))
-        except StoreError:  # `stat` says what is wrong with which file
-            return
-        for info in found:
-            if info["type"] == "file":
-                _known[f"{folder}/{info['name'].rpartition('/')[2]}"] = _stored(info)
-        _surveyed.add(folder)
+    def learn(url: str) -> None:
+        with suppress(StoreError):  # `stat` says what is wrong with which file
+            if url not in folders:
+                stat(url)
+                return
+            for info in _retried(url, "list", lambda files, path: files.ls(path, detail=True)):
+                if info["type"] == "file":
+                    _known[f"{url}/{info['name'].rpartition('/')[2]}"] = _stored(info)
+            _surveyed.add(url)
 
-    map_in_threads(list_one, sorted(folders), "listing stores")
-    map_in_threads(_stat_quietly, [url for url in urls if url.startswith("http") and url not in _known], "asking")
+    map_in_threads(learn, sorted(folders), "listing stores")
+    map_in_threads(learn, [url for url in urls if url.startswith("http") and url not in _known], "asking")
 
 
 def find(url: str) -> dict[str, Stored]:
@@ -130,12 +98,11 @@ def find(url: str) -> dict[str, Stored]:
 
 def expand(url: str) -> list[str]:
     """The addresses that a pattern with * stands for, sorted. Raises StoreError."""
-    scheme, head = url.partition("://")[0], url.partition("*")[0].rpartition("/")[0]
+    scheme = url.partition("://")[0]
 
     def match(files, path: str) -> list[str]:
         return [f"{scheme}://{name.split('://')[-1].lstrip('/')}" for name in files.glob(path)]
 
-    get_logger().debug("listing %s", shown(head))
     return sorted(_retried(url, "list", match))
 
 
@@ -167,27 +134,17 @@ _surveyed: set[str] = set()  # folders of which all files are known
 _opened: dict[tuple[int, str], object] = {}
 
 
-def _stat_quietly(url: str) -> None:
-    try:
-        stat(url)
-    except StoreError as error:
-        get_logger().debug("%s", error)
-
-
 def _stored(info: dict) -> Stored:
     etag = str(info.get("ETag") or info.get("etag") or "").strip('"').removeprefix('W/"')
-    changed = next(
-        (str(info[name]) for name in ("LastModified", "updated", "mtime", "last_modified") if name in info), ""
-    )
-    size = info.get("size")
-    return Stored(
-        -1 if size is None else int(size), etag or changed, etag if re.fullmatch("[0-9a-f]{32}", etag) else ""
-    )
+    times = ("LastModified", "updated", "mtime", "last_modified")
+    changed = next((str(info[name]) for name in times if name in info), "")
+    size = -1 if info.get("size") is None else int(info["size"])
+    return Stored(size, etag or changed, etag if re.fullmatch("[0-9a-f]{32}", etag) else "")
 
 
 def _filesystem(url: str):
     """fsspec's file system of an address, one a process. Raises StoreError where its package is missing."""
-    protocol, package = SCHEMES[url.partition("://")[0]]
+    protocol, package = STORE_SCHEMES[url.partition("://")[0]]
     key = os.getpid(), protocol
     if key not in _opened:
         try:
@@ -223,7 +180,7 @@ def _retried(url: str, verb: str, operation: Callable[[object, str], T]) -> T:
     if is_network_forbidden():
         raise refused_offline(url)
     scheme, _, rest = url.partition("://")
-    remote = f"s3://{rest}" if SCHEMES[scheme] is _S3 else url
+    remote = f"s3://{rest}" if STORE_SCHEMES[scheme][0] == "s3" else url
     bound = float(read("PPLDM_STORE_RETRY_SECONDS") or 300)
     end, pause, told = time.monotonic() + bound, _FIRST_PAUSE, False
     while True:
@@ -261,14 +218,6 @@ def _lasting(url: str, verb: str, error: Exception) -> StoreError | None:
     if isinstance(error, _NEVER[1:]) or (isinstance(error, OSError) and _CLIENT_ERROR.search(text)):
         return StoreError(f"cannot {verb} {shown(url)} ({_describe(error)}); correct the address")
     return None
-
-
-def refused_offline(url: str) -> StoreError:
-    """The error for an address where the network is not to be used."""
-    return StoreError(
-        f"{shown(url)} is an address, and the network is not to be used; copy it here and name that path, or omit "
-        "--offline (PPLDM_OFFLINE)"
-    )
 
 
 def _missing(url: str) -> StoreError:

@@ -17,29 +17,7 @@ from ... import __version__
 
 _HERE = Path(__file__).parent
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777")  # Okabe and Ito
-
-
-# What all pages look like.
-STYLE = """\
- :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #555; --line: #ddd; --block: #f5f5f5;
-  --bad: #b00020; }
- @media (prefers-color-scheme: dark) {
-  :root { --ink: #ddd; --paper: #181a1b; --faint: #a5a5a5; --line: #3a3d3f; --block: #232627;
-   --bad: #ff8a80; } }
- body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 1.5rem auto; padding: 0 1rem;
-  color: var(--ink); background: var(--paper); }
- h1 { font-size: 1.4rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
- h3 { font-size: 1rem; margin: 1rem 0 .3rem; overflow-wrap: anywhere; }
- .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }
- figure { margin: 0; min-width: 0; } figcaption { font-size: .85rem; color: var(--faint); overflow-wrap: anywhere; }
- svg { width: 100%; height: auto; display: block; fill: var(--ink); } .charts img { max-width: 100%; }
- .table { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
- th, td { text-align: left; vertical-align: top; padding: .25rem 1rem .25rem 0; border-top: 1px solid var(--line); }
- th { font-weight: 600; white-space: nowrap; } td { overflow-wrap: anywhere; min-width: 9rem; }
- .numbers td { min-width: 0; padding-right: .75rem; }
- pre { overflow-x: auto; background: var(--block); padding: .75rem; font-size: .8rem; } summary { cursor: pointer; }
- footer { margin-top: 2rem; font-size: .85rem; color: var(--faint); }
-"""
+STYLE = _HERE.joinpath("page.css").read_text("utf-8")  # of all pages
 
 
 def render(body: str, title: str = "", **values) -> str:
@@ -47,15 +25,13 @@ def render(body: str, title: str = "", **values) -> str:
     heading and footer; `{% block style %}` then adds to the style. `svg(figure)` draws one. {{ client }} and
     {{ client_style }} are what pages with a script have in common. Everything else is escaped."""
     numbers = iter(range(1, 1_000_000))
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=DictLoader({"page": _PAGE, "body": body})
-    )
+    known = {name: _HERE.joinpath(name).read_text("utf-8") for name in ("page.html", "client.js", "client.css")}
+    loader = DictLoader({"page": known["page.html"], "body": body})
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
     environment.policies["json.dumps_kwargs"] = {}  # objects in JSON keep their order
     environment.globals["svg"] = lambda figure: Markup(as_svg(figure, next(numbers)))
-    known = {"style": Markup(STYLE), "version": __version__}
-    for name, file in (("client", "client.js"), ("client_style", "client.css")):
-        known[name] = Markup(_HERE.joinpath(file).read_text("utf-8"))
-    return environment.get_template("body").render(**{**known, "title": title, **values})
+    own = {"style": Markup(STYLE), "client": Markup(known["client.js"]), "client_style": Markup(known["client.css"])}
+    return environment.get_template("body").render(**{**own, "version": __version__, "title": title, **values})
 
 
 def new_figure(title: str, x: str = ""):
@@ -86,7 +62,8 @@ def as_svg(figure, number: int) -> str:
     save_figure(figure, text, "svg")
     svg = re.sub(r"<metadata>.*?</metadata>", "", text.getvalue()[text.getvalue().index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>f{number}-", svg)
-    svg = re.sub(r"\b(fill|stroke): #(000000|ffffff)", _in_colours_of_the_page, svg)
+    for colour, name in (("000000", "ink"), ("ffffff", "paper")):
+        svg = re.sub(rf"\b(fill|stroke): #{colour}", rf"\1: var(--{name})", svg)
     return re.sub(r'^(<svg [^>]*?) width="[^"]*"', r"\1", re.sub(r'^(<svg [^>]*?) height="[^"]*"', r"\1", svg))
 
 
@@ -102,26 +79,3 @@ def data_url(picture: Image.Image, side: tuple[int, int], quality: int = 88) -> 
 def url_of(content: bytes, kind: str) -> str:
     """An encoded picture of a kind ("png") as a URL."""
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _in_colours_of_the_page(found: re.Match) -> str:
-    return f"{found.group(1)}: var({'--ink' if found.group(2) == '000000' else '--paper'})"
-
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>ppldm: {{ title }}</title>
-<style>
-{{ style }}{% block style %}{% endblock %}
-</style>
-</head>
-<body>
-<h1>{{ title }}</h1>
-{% block body %}{% endblock %}
-<footer>ppldm {{ version }}</footer>
-</body>
-</html>
-"""

@@ -140,16 +140,13 @@ def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None]
 
 
 def check_port(port: int) -> None:
-    """Raises ConfigError for one that there is not."""
     if not 0 <= port < 1 << 16:
         raise ConfigError(f"--port {port} must be from 0 (any) to 65535")
 
 
 def is_own_host(host: str, names=()) -> bool:
-    """Whether a Host header, name:port, is an address, localhost, this machine's name, or one of `names`.
-
-    Another site's name that leads to this address is refused: its pages could read what is shown here (DNS rebinding).
-    """
+    """Whether a Host header, name:port, is an address, localhost, this machine's name, or one of `names`. Pages of
+    another site's name that leads to this address could read what is shown here (DNS rebinding)."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from ...utils.errors import ModelError
 from ...utils.files import is_table, open_regular, read_json_object
-from ..components import OLDER_TORCH_START, ComponentWeights, from_torch, widen_bfloat16
+from ..components import OLDER_TORCH_START, ComponentWeights, from_torch
 
 # A network somewhat larger than its file is built all the same: what is missing is then listed by name.
 _SPARE_VALUES, _SPARE_PARAMETERS = 1 << 24, 1000
@@ -34,20 +34,13 @@ _WEIGHT_PATTERNS = ("*.safetensors", "*.pdparams", "*.bin")
 
 
 def is_pytorch(path) -> bool:
-    """True for a file in PyTorch's orientation of Linear weights, [out, in]; Paddle's is [in, out].
-
-    .safetensors are PyTorch's unless their metadata name another writer: ppdiffusers says "pd", PaddleNLP "np".
-    """
+    """Whether Linear weights are [out, in]: not of Paddle, nor of .safetensors that say another format than "pt"."""
     kind = _kind(Path(path))
     return kind == "torch" or (kind == "safetensors" and read_metadata(path).get("format", "pt") == "pt")
 
 
 def read_arrays(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
-    """Name to array of a file of any of the three formats; `wanted(name)` chooses. bfloat16 and float8 become
-    float32.
-
-    Raises ModelError for a file that is missing, cut short, of another kind, or not safe.
-    """
+    """Name to array, of those `wanted`, of any of the three formats; small floats become float32. Raises ModelError."""
     path = Path(path)
     kind = _kind(path)
     if kind == "torch":
@@ -63,14 +56,9 @@ def read_arrays(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
 
 def read_names(path) -> set[str]:
     """The names of the arrays of such a file. Raises ModelError."""
-    names: set[str] = set()
-
-    def is_wanted(name: str) -> bool:
-        names.add(name)
-        return False
-
-    read_arrays(path, is_wanted)
-    return names
+    names: list[str] = []
+    read_arrays(path, names.append)  # which says no to each
+    return set(names)
 
 
 def read_component_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -169,6 +157,8 @@ def _read_widened(path: Path, kinds: dict[str, str]) -> dict[str, np.ndarray]:
     """What numpy has no type for, so the library gives no such array: their bytes are read where its header says."""
     if not kinds:
         return {}
+    import ml_dtypes
+
     with open(path, "rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
@@ -176,31 +166,13 @@ def _read_widened(path: Path, kinds: dict[str, str]) -> dict[str, np.ndarray]:
         for name, kind in kinds.items():
             start, end = header[name]["data_offsets"]
             file.seek(8 + size + start)
-            stored, widen = _WIDENED[kind]
-            arrays[name] = widen(np.frombuffer(file.read(end - start), stored)).reshape(header[name]["shape"])
+            stored = np.frombuffer(file.read(end - start), getattr(ml_dtypes, _WIDENED[kind]))
+            arrays[name] = stored.astype(np.float32).reshape(header[name]["shape"])
     return arrays
 
 
-def _widen_e4m3(bits: np.ndarray) -> np.ndarray:
-    """float8 with four bits of exponent and no infinity, of uint8 bit patterns."""
-    every = np.arange(256, dtype=np.uint8)
-    exponent, fraction = (every >> 3 & 15).astype(np.int32), (every & 7).astype(np.float32) / 8
-    values = np.ldexp(np.where(exponent, 1 + fraction, fraction), np.where(exponent, exponent, 1) - 7)
-    values[[127, 255]] = np.nan
-    return np.where(every < 128, values, -values).astype(np.float32)[bits]
-
-
-def _widen_e5m2(bits: np.ndarray) -> np.ndarray:
-    """float8 with five bits of exponent, which is the first half of a float16."""
-    return (bits.astype(np.uint16) << 8).view(np.float16).astype(np.float32)
-
-
 _OF_NUMPY = ("BOOL", "U8", "I8", "I16", "U16", "F16", "I32", "U32", "F32", "I64", "U64", "F64")
-_WIDENED: dict[str, tuple] = {
-    "BF16": ("<u2", widen_bfloat16),
-    "F8_E4M3": (np.uint8, _widen_e4m3),
-    "F8_E5M2": (np.uint8, _widen_e5m2),
-}
+_WIDENED = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # of ml_dtypes
 
 
 def _damaged(path: Path, error: Exception) -> ModelError:
@@ -214,9 +186,7 @@ class _TooLarge(Exception):
 
 @contextmanager
 def within_file(component: ComponentWeights):
-    """While a network of `component.config` is built here: ModelError as soon as its parameters are far more than
-    those of `component`, in number or in size, before memory is taken for them; and where there is no memory for
-    them."""
+    """ModelError when a network is built here with far more parameters than `component` has, or than memory holds."""
     from paddle.base.layer_helper_base import LayerHelperBase
 
     create = LayerHelperBase.create_parameter

@@ -1,136 +1,92 @@
 """What paddle.save writes: state dicts of weights (.pdparams), and nested ones of optimizers and schedules (.pdopt).
 
-Three layouts, by the version that wrote them: arrays by name; tensors as (generated name, array); and arrays by name
-with `StructuredToParameterName@@`, a table of the generated names. bfloat16 is stored as uint16. Under protocols 2 and
-3 arrays of 1 GiB and more are cut, and `UnpackBigParamInfor@@` says how to join them.
-
-`write_tree` writes the last layout, and the second where tensors are nested, as paddle.save does, but one array after
-the other. paddle.save first copies all tensors, and its pickler keeps a second copy of each until the file is whole:
-for an optimizer's state four times the bytes of the weights, at each checkpoint.
-
-What numpy's own `__reduce__` writes is read and nothing more: `_reconstruct` (protocols 2 to 4), `_frombuffer`
-(protocol 5) and `scalar`. A type's state may set its byte order; any other would make of it what its bytes are not.
+Three layouts: arrays by name; tensors as (generated name, array); and arrays by name with
+`StructuredToParameterName@@`, a table of the generated names. bfloat16 is stored as uint16. Under protocols 2 and 3
+arrays of 1 GiB and more are cut, and `UnpackBigParamInfor@@` says how to join them. `write_tree` writes the last
+layout, the second where tensors are nested, without the two further copies of all tensors that paddle.save keeps.
 """
 
-import codecs
 import math
-import os
 import pickle
-from dataclasses import replace
 from functools import cache
-from typing import BinaryIO
 
 import numpy as np
 
-from ...utils.files import open_regular
 from ..components import widen_bfloat16
-from .pickles import (
-    INERT,
-    Content,
-    Malformed,
-    Record,
-    Refused,
-    is_size,
-    load,
-    named_errors,
-    ordered_dict,
-    same_tuple,
-    take,
-)
+from .pickles import INERT, LongText, Malformed, Record, Refused, is_size, load, mapped, ordered_dict, same_tuple, take
 
 NAME_TABLE = "StructuredToParameterName@@"
 _SLICES = "UnpackBigParamInfor@@"
 _DEEPEST = 16  # dicts and lists in one another
 # The numeric types that arrays of weights may have: numpy's names in pickles.
 _DTYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
-_CHUNK = 1 << 20
 _MOST_DIMENSIONS = 32  # numpy's own limit
 
 
 def read_pdparams(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
-    """Name to array of a state dict that paddle.save wrote; bfloat16 becomes float32. `wanted(name)` chooses.
-
-    Raises ModelError.
-    """
-    with named_errors(path, "Paddle"), open(path, "rb") as file:
-        tree = _parse(file)
+    """Name to array, of those `wanted`, of a state dict of paddle.save; bfloat16 becomes float32. Raises ModelError."""
+    with mapped(path, "Paddle") as data:
+        tree = _parse(data)
         slices = _slices(tree)
         cut = {part for parts, _ in slices.values() for part in parts}
         arrays = {}
-        read = cache(lambda array: _widened(array.read(file)))  # once, whatever its names
+        read = cache(lambda array: _widened(array.read()))  # once, whatever its names
         for name, value in tree.items():
-            value = value[1] if _is_named(value) else value
+            if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
+                value = value[1]  # of a tensor with its generated name
             if isinstance(name, str) and isinstance(value, _Array) and name not in cut and wanted(name):
                 arrays[name] = read(value)
         for name, (parts, shape) in slices.items():
             if wanted(name):
-                arrays[name] = _widened(_join([tree[part] for part in parts], shape, file))
+                arrays[name] = _widened(_join([tree[part] for part in parts], shape))
         return arrays
 
 
 def read_tree(path) -> dict:
-    """The whole of a nested dict that paddle.save wrote, its tensors as arrays or as (generated name, array).
-
-    Raises ModelError.
-    """
-    with named_errors(path, "Paddle"), open_regular(path) as file:
-        tree = _parse(file)
+    """A nested dict that paddle.save wrote, its tensors as arrays or (generated name, array). Raises ModelError."""
+    with mapped(path, "Paddle") as data:
+        tree = _parse(data)
         if _SLICES in tree:
             raise Malformed("arrays in slices, which no checkpoint has")
-        return _read_all(tree, file, {}, _DEEPEST)
+        return _read_all(tree, {}, _DEEPEST)
 
 
 def write_tree(path, tree: dict) -> None:
-    """Write nested dicts with tensors and arrays for `paddle.load` and `read_tree`. The memory that it takes is twice
-    that of the largest tensor."""
+    """Write nested dicts with tensors and arrays for `paddle.load` and `read_tree`, in twice the largest's memory."""
     import paddle
 
     names = {key: value.name for key, value in tree.items() if isinstance(value, paddle.Tensor)}
-    if names and not any(isinstance(value, dict) and _has_tensors(value, paddle.Tensor) for value in tree.values()):
-        plain = {key: _Later(value) if key in names else value for key, value in tree.items()}
-        tree = {**plain, NAME_TABLE: names}
+    is_flat = bool(names) and not any(isinstance(value, dict) and _has_tensors(value) for value in tree.values())
     with open(path, "wb") as file:
-        _ArrayByArray(file, protocol=4).dump(tree)
+        _ArrayByArray(file, as_pairs=not is_flat).dump(tree | {NAME_TABLE: names} if is_flat else tree)
 
 
-def _has_tensors(tree: dict, kind: type) -> bool:
-    return any(isinstance(one, kind) or (isinstance(one, dict) and _has_tensors(one, kind)) for one in tree.values())
+def _has_tensors(tree: dict) -> bool:
+    import paddle
 
-
-class _Later:
-    """A tensor that becomes an array when its turn comes."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
+    return any(_has_tensors(one) if isinstance(one, dict) else isinstance(one, paddle.Tensor) for one in tree.values())
 
 
 class _ArrayByArray(pickle.Pickler):
-    """Tensors as (name, array). It has no memo, which would keep the bytes of all arrays."""
+    """Tensors as arrays, or as (name, array). It has no memo, which would keep the bytes of all arrays."""
 
-    def __init__(self, file, protocol: int):
-        super().__init__(file, protocol=protocol)
-        self.fast = True
+    def __init__(self, file, as_pairs: bool):
+        super().__init__(file, protocol=4)
+        self.fast, self.as_pairs = True, as_pairs
 
     def reducer_override(self, value):
         import paddle
 
-        if isinstance(value, _Later):
-            return value.tensor.numpy().__reduce__()
-        if isinstance(value, paddle.Tensor):
-            return tuple, ((value.name, value.numpy()),)
-        return NotImplemented
+        if not isinstance(value, paddle.Tensor):
+            return NotImplemented
+        return (tuple, ((value.name, value.numpy()),)) if self.as_pairs else value.numpy().__reduce__()
 
 
-def _parse(file) -> dict:
-    tree = load(file, os.fstat(file.fileno()).st_size, _NAMES)
+def _parse(data: memoryview) -> dict:
+    tree, _ = load(data, 0, _NAMES)
     if not isinstance(tree, dict):
         raise Malformed("not a dict of tensors")
     return tree
-
-
-def _is_named(value) -> bool:
-    """True for a tensor as (generated name, array)."""
-    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str)
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
@@ -138,8 +94,7 @@ def _widened(array: np.ndarray) -> np.ndarray:
 
 
 def _slices(tree: dict) -> dict[str, tuple[list[str], tuple]]:
-    """(names of its slices, shape) of each array that is cut. No slice may serve twice, which would
-    take more memory than the file has bytes."""
+    """(names of its slices, shape) of each array that is cut. None may serve twice: memory is bound by the file."""
     found, used = {}, set()
     table = tree.get(_SLICES, {})
     if not isinstance(table, dict):
@@ -158,19 +113,19 @@ def _slices(tree: dict) -> dict[str, tuple[list[str], tuple]]:
     return found
 
 
-def _join(slices: list["_Array"], shape: tuple, file) -> np.ndarray:
+def _join(slices: list["_Array"], shape: tuple) -> np.ndarray:
     """The array of its slices, each read and put into its place."""
     if len({one.dtype for one in slices}) != 1 or sum(math.prod(one.shape) for one in slices) != math.prod(shape):
         raise Malformed(f"{_SLICES}: the slices do not make an array of shape {list(shape)}")
     flat, start = np.empty(math.prod(shape), dtype=slices[0].dtype.newbyteorder("=")), 0
     for one in slices:
-        values = one.read(file).reshape(-1)
+        values = one.read().reshape(-1)
         flat[start : start + values.size] = values
         start += values.size
     return flat.reshape(shape)
 
 
-def _read_all(value, file, seen: dict, deeper: int):
+def _read_all(value, seen: dict, deeper: int):
     """The value with its arrays read. What stands in several places is read once."""
     if not isinstance(value, (dict, list, tuple, _Array)):
         return value
@@ -179,11 +134,11 @@ def _read_all(value, file, seen: dict, deeper: int):
     if not deeper:
         raise Malformed(f"it is nested more than {_DEEPEST} times")
     if isinstance(value, _Array):
-        result = value.read(file)
+        result = value.read()
     elif isinstance(value, dict):
-        result = {key: _read_all(one, file, seen, deeper - 1) for key, one in value.items()}
+        result = {key: _read_all(one, seen, deeper - 1) for key, one in value.items()}
     else:
-        result = type(value)(_read_all(one, file, seen, deeper - 1) for one in value)
+        result = type(value)(_read_all(one, seen, deeper - 1) for one in value)
     seen[id(value)] = result
     return result
 
@@ -218,7 +173,7 @@ class _Array(Record):
         """numpy's state: (version, shape, dtype, is Fortran's order, bytes). Raises Malformed where they disagree."""
         if not isinstance(state, tuple) or len(state) != 5:
             raise Malformed("the state of an array")
-        self.fill(state[4], state[2], state[1], bool(state[3]) if isinstance(state[3], (bool, int)) else False)
+        self.fill(state[4], state[2], state[1], isinstance(state[3], int) and bool(state[3]))
 
     def fill(self, content, dtype, shape, is_fortran: bool) -> None:
         """Take shape, type and bytes, once. Raises Malformed where the bytes are not those of such an array."""
@@ -230,54 +185,28 @@ class _Array(Record):
             raise Malformed("the shape of an array")
         if math.prod(max(1, side) for side in shape) * dtype.numpy.itemsize >= 1 << 62:
             raise Malformed(f"an array of shape {list(shape)}")
-        if not isinstance(content, (bytes, str, Content)):
+        if not isinstance(content, (bytes, str, memoryview, LongText)):
             raise Malformed("an array without bytes")
-        size = content.size if isinstance(content, Content) else len(content)
-        due = math.prod(shape) * dtype.numpy.itemsize
+        is_text, due = isinstance(content, LongText), math.prod(shape) * dtype.numpy.itemsize
+        size = len(content.view if is_text else content)
         # How many bytes a text makes is known when it is read; each takes one or two in the file.
-        if due > size or (due != size and not (isinstance(content, Content) and content.is_latin1)):
+        if due > size or (due != size and not (is_text and content.is_latin1)):
             raise Malformed(f"an array of {due} bytes has {size}")
         self.dtype, self.shape, self.is_fortran, self.content = dtype.numpy, shape, is_fortran, content
 
-    def read(self, file: BinaryIO) -> np.ndarray:
-        """The array, in native byte order. Raises Malformed where its values are not there, or the file is shorter
-        than it was."""
+    def read(self) -> np.ndarray:
+        """The array, in native byte order. Raises Malformed where its values are not there."""
         if self.content is None:
             raise Malformed("an array without its values")
-        flat = np.empty(math.prod(self.shape), dtype=self.dtype)
-        if flat.size:
-            _fill_bytes(file, self.content, memoryview(flat.view(np.uint8)))
-        if flat.dtype.kind == "b":
-            flat = flat.view(np.uint8) != 0  # no other byte is a truth value
+        content = _latin1(self.content)
+        if len(content) != self.content_bytes:
+            raise Malformed("an array's text has another length")
+        flat = np.frombuffer(content, np.uint8).copy() if content else np.empty(0, np.uint8)
+        # No other byte is a truth value.
+        flat = flat != 0 if self.dtype.kind == "b" else flat.view(self.dtype)
         if not flat.dtype.isnative:
             flat = flat.astype(flat.dtype.newbyteorder("="))
         return flat.reshape(self.shape, order="F" if self.is_fortran else "C")
-
-
-def _fill_bytes(file: BinaryIO, content, target: memoryview) -> None:
-    """Read `content` into `target`, all of it. Raises Malformed where the bytes are fewer or more."""
-    if not isinstance(content, Content):
-        target[:] = _latin1(content)
-        return
-    file.seek(content.start)
-    if not content.is_latin1:
-        if file.readinto(target) != len(target):
-            raise Malformed("the file is cut short")
-        return
-    decode, done, left = codecs.getincrementaldecoder("utf-8")().decode, 0, content.size
-    while left:
-        piece = file.read(min(left, _CHUNK))
-        left -= len(piece)
-        try:
-            values = decode(piece, final=not left or not piece).encode("latin1")
-        except UnicodeError:
-            raise Malformed("bytes that are stored as no text") from None
-        if not piece or done + len(values) > len(target):
-            raise Malformed("an array's text has another length")
-        target[done : done + len(values)] = values
-        done += len(values)
-    if done != len(target):
-        raise Malformed("an array's text has another length")
 
 
 def _dtype(*args) -> _Dtype:
@@ -288,7 +217,7 @@ def _dtype(*args) -> _Dtype:
 
 
 def _frombuffer(*args) -> _Array:
-    content, dtype, shape, order = take(args, (bytes, Content), _Dtype, tuple, str)
+    content, dtype, shape, order = take(args, (bytes, memoryview, LongText), _Dtype, tuple, str)
     array = _Array()
     array.fill(content, dtype, shape, order == "F")
     return array
@@ -303,12 +232,10 @@ def _scalar(*args):
 
 def _encode(*args):
     """Bytes as protocol 2 writes them: a text whose characters are the bytes."""
-    text, encoding = take(args, (str, Content), str)
+    text, encoding = take(args, (str, LongText), str)
     if encoding not in ("latin1", "latin-1"):
         raise Refused(f"_codecs.encode to {encoding[:20]!r}")
-    if isinstance(text, Content):
-        return replace(text, is_latin1=text.is_text)
-    return _latin1(text)
+    return LongText(text.view, is_latin1=True) if isinstance(text, LongText) else _latin1(text)
 
 
 def _no_bytes(*args) -> bytes:
@@ -318,11 +245,12 @@ def _no_bytes(*args) -> bytes:
     return b""
 
 
-def _latin1(text: str | bytes) -> bytes:
+def _latin1(text):
     """Bytes, or those that are stored as the letters of a text."""
     try:
+        text = str(text.view, "utf-8") if isinstance(text, LongText) else text
         return text.encode("latin1") if isinstance(text, str) else text
-    except UnicodeEncodeError:
+    except UnicodeError:
         raise Malformed("bytes that are stored as no text") from None
 
 

@@ -1,22 +1,20 @@
 """Pickles of weights: a scan that bounds them, then Python's own unpickler with a table of names.
 
-A pickle is a program: it may name any function and call it, and it may fill objects with a state that their own code
-never would. So the unpickler gets a copy of the opcodes that weights need, and any other is refused. A name is looked
-up in a table of the caller's, and what stands there is a function of ours, which checks its arguments, or a constant;
-any other name is refused. Nothing is imported and nothing of the file is called.
-
-Long bytes stay in the file (`Content`), and are read once, into their place. A file cannot make more of itself than it
-holds: its arrays have no more bytes than the file, all its calls together take no more values than that, and the
-number of opcodes is bounded.
+A pickle is a program that may call any function. So the unpickler gets a copy of the opcodes that weights need, and any
+other is refused; a name is looked up in a table of functions of ours, which check their arguments, and constants.
+Nothing is imported and nothing of the file is called. Files are mapped into memory: long bytes are views of the file
+until an array copies them. A file cannot make more of itself than it holds: its arrays, and all that its calls take,
+have no more bytes, and the number of opcodes is bounded.
 """
 
+import mmap
 import pickle
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import BinaryIO
 
 from ...utils.errors import ModelError
+from ...utils.files import open_regular
 
 _MOST_OPCODES = 2_000_000  # a checkpoint of 1,000 parameters and their optimizer's state has 0.2 million
 _SMALL = 1 << 16  # bytes of a text or of bytes that are taken at once; longer ones stay in the file
@@ -59,12 +57,10 @@ INERT = _Inert()
 
 
 @dataclass(frozen=True)
-class Content(Record):
-    """Bytes of the file that are not read yet. `is_text`: they are UTF-8; `is_latin1`: of the bytes as Latin-1."""
+class LongText(Record):
+    """UTF-8 of the file; `is_latin1`: of bytes as the letters of Latin-1."""
 
-    start: int
-    size: int
-    is_text: bool = False
+    view: memoryview
     is_latin1: bool = False
 
 
@@ -85,10 +81,11 @@ def is_size(value) -> bool:
 
 
 @contextmanager
-def named_errors(path, library: str):
-    """What goes wrong while the file `path` of `library` is read, as a ModelError."""
+def mapped(path, library: str):
+    """The bytes of the file `path` of `library`; what goes wrong while it is read is a ModelError."""
     try:
-        yield
+        with open_regular(path) as file:
+            yield memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if file.read(1) else b"")
     except Refused as error:
         raise ModelError(
             f"{path} is refused: its pickle asks for {error}, which no weights need and which could run a program; "
@@ -124,29 +121,26 @@ def ordered_dict(*args) -> dict:
     return result
 
 
-def load(file: BinaryIO, num_bytes: int, names: dict, inert=(), persistent=None):
-    """The value of the pickle at the position of `file`, which has `num_bytes`. Raises Refused, Malformed.
-
-    `names`: (module, name) to a function or a Record; `inert`: packages whose objects are passed over;
-    `persistent(pid)`: what a persistent id stands for.
-    """
+def load(data: memoryview, start: int, names: dict, inert=(), persistent=None):
+    """(the value of the pickle at `start`, its end). `names`: (module, name) to a function or a Record; `inert`:
+    packages whose objects are passed over; `persistent(pid)`: what such an id stands for. Raises Refused, Malformed."""
     try:
-        unpickler = _Unpickler(file, num_bytes, names, inert, persistent)
+        program, values, end = _scan(data, start)
+        unpickler = _Unpickler(program, values, len(data), names, inert, persistent)
         value = unpickler.load()
     except _BROKEN as error:
         raise Malformed(error) from error
-    if sum(one.content_bytes for one in unpickler.made) > num_bytes:
+    if sum(one.content_bytes for one in unpickler.made) > len(data):
         raise Malformed("its arrays have more bytes than the file")
-    return value
+    return value, end
 
 
 class _Unpickler(pickle.Unpickler):
     """Python's, with a table of names. `made`: the records that calls gave; `left`: values that calls may take."""
 
-    def __init__(self, file: BinaryIO, num_bytes: int, names: dict, inert, persistent):
-        program, values = _scan(file, num_bytes)
+    def __init__(self, program: bytearray, values: list, left: int, names: dict, inert, persistent):
         super().__init__(BytesIO(program), encoding="latin1", buffers=values)
-        self.names, self.inert, self.persistent, self.left = names, inert, persistent, num_bytes
+        self.names, self.inert, self.persistent, self.left = names, inert, persistent, left
         self.made: list[Record] = []
 
     def find_class(self, module: str, name: str):
@@ -204,19 +198,25 @@ _AS = {code: code for code in (*_WIDTHS, *_SIZED)} | {
 }
 
 
-def _scan(file: BinaryIO, num_bytes: int) -> tuple[bytearray, list]:
-    """The program up to its end, and the values that it takes as buffers from outside: dicts and what stays in the
-    file. Raises Malformed, ValueError."""
+def _scan(data: memoryview, place: int) -> tuple[bytearray, list, int]:
+    """(the program, the values that it takes from outside: dicts and views of the file, its end). Raises Malformed."""
     program, values = bytearray(), []
 
-    def read(count: int) -> bytes:
-        data = file.read(count)
-        if len(data) != count:
+    def read(count: int) -> memoryview:
+        nonlocal place
+        piece = data[place : place + count]
+        place += len(piece)
+        if len(piece) != count:
             raise Malformed("it is cut short")
-        return data
+        return piece
+
+    def read_line() -> bytes:
+        if not (size := bytes(data[place : place + _LONGEST_NAME + 1]).find(b"\n") + 1):
+            raise Malformed("a name has no end")
+        return bytes(read(size))
 
     for _ in range(_MOST_OPCODES):
-        code = read(1)
+        code = bytes(read(1))
         if code in _WIDTHS:
             program += _AS[code]
             if width := _WIDTHS[code]:
@@ -224,34 +224,24 @@ def _scan(file: BinaryIO, num_bytes: int) -> tuple[bytearray, list]:
                 if code == pickle.LONG_BINPUT and int.from_bytes(argument, "little") >= _MOST_OPCODES:
                     raise Malformed("its memo has gaps")
             elif code == pickle.STOP:
-                return program, values
+                return program, values, place
         elif width := _SIZED.get(code):
             length = read(width)
-            size = int.from_bytes(length, "little")
-            if size <= (_LONGEST_NUMBER if code == pickle.LONG1 else _SMALL):
-                argument = read(size)
+            argument = read(int.from_bytes(length, "little"))
+            if len(argument) <= (_LONGEST_NUMBER if code == pickle.LONG1 else _SMALL):
                 if code in _TEXTS:
-                    argument.decode()  # the unpickler lets half a pair of UTF-16 pass
-                program += _AS[code] + length + argument
+                    str(argument, "utf-8")  # the unpickler lets half a pair of UTF-16 pass
+                program += _AS[code] + bytes(length) + argument
                 continue
-            values.append(INERT if code == pickle.LONG1 else Content(file.tell(), size, code in _TEXTS))
-            file.seek(min(size, num_bytes), 1)
+            values.append(INERT if code == pickle.LONG1 else LongText(argument) if code in _TEXTS else argument)
             program += pickle.NEXT_BUFFER
         elif code in _MADE:
             values.append(_MADE[code]())
             program += pickle.NEXT_BUFFER
         elif code == pickle.GLOBAL:
-            program += code + _line(file) + _line(file)
+            program += code + read_line() + read_line()
         elif code in _IGNORED:
             read(_IGNORED[code])
         else:
             raise Malformed(f"it has the opcode {code[0]:#04x}")
     raise Malformed(f"it has more than {_MOST_OPCODES} opcodes")
-
-
-def _line(file: BinaryIO) -> bytes:
-    """A module's or a function's name of the older form, with the end of its line."""
-    line = file.readline(_LONGEST_NAME + 1)
-    if not line.endswith(b"\n"):
-        raise Malformed("a name has no end")
-    return line

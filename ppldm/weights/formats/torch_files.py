@@ -1,8 +1,7 @@
 """PyTorch's files (.ckpt, .bin, .pt, .pth): a pickle that says which tensors there are, and their storages.
 
-Since PyTorch 1.6 they are zip files, with a member for each storage: torch.save stores its members and never compresses
-them. Before that, the storages followed the pickle. A tensor is a view of a storage and never larger. What is not so is
-refused before memory is taken for it: a small file cannot become a large array.
+Since PyTorch 1.6 they are zip files, with an uncompressed member for each storage; before, the storages followed the
+pickle. A tensor is a view of a storage and never larger: what is not so is refused before memory is taken for it.
 """
 
 import math
@@ -11,25 +10,13 @@ import struct
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 
 from ...utils.errors import ModelError
 from ..components import OLDER_TORCH_START, widen_bfloat16
-from .pickles import (
-    INERT,
-    Malformed,
-    Record,
-    Refused,
-    is_size,
-    load,
-    named_errors,
-    ordered_dict,
-    same_tuple,
-    take,
-)
+from .pickles import INERT, Malformed, Record, Refused, is_size, load, mapped, ordered_dict, same_tuple, take
 
 BFLOAT16 = "bfloat16"
 _STORAGES = {
@@ -73,10 +60,7 @@ class StoredTensor(Record):
         return math.prod(self.shape) * self.stored_dtype.itemsize
 
     def view(self, content: np.ndarray) -> np.ndarray:
-        """The tensor's values in `content`, the bytes [n] uint8 of its storage; a copy where it is a part of it.
-
-        Raises Malformed where it does not lie within them, or has more elements than they are.
-        """
+        """The values in a storage's bytes [n] uint8. Raises Malformed where it has fewer, or shows some twice."""
         if content.size % self.stored_dtype.itemsize:
             raise Malformed(f"storage {self.storage} has {content.size} bytes, not whole values")
         flat = content.view(self.stored_dtype)
@@ -121,10 +105,6 @@ def _rebuild_tensor(*args) -> StoredTensor:
     return StoredTensor(storage.dtype, storage.key, offset, shape, strides)
 
 
-def _rebuild_parameter(*args) -> StoredTensor:
-    return take(args, StoredTensor)[0]
-
-
 def _find_storage(pid) -> _Stored:
     # Before PyTorch 1.6 it had a sixth entry, for views of a storage, which no state dict has had since 0.4.
     if isinstance(pid, tuple) and len(pid) == 6 and pid[5] is None:
@@ -145,7 +125,7 @@ _NAMES = {
     ("numpy._core.multiarray", "scalar"): INERT,
     ("_codecs", "encode"): INERT,
     ("torch._utils", "_rebuild_tensor_v2"): _rebuild_tensor,
-    ("torch._utils", "_rebuild_parameter"): _rebuild_parameter,
+    ("torch._utils", "_rebuild_parameter"): lambda *args: take(args, StoredTensor)[0],
     ("torch", "Size"): same_tuple,
     **{("torch", name): _Storage(dtype) for name, dtype in _STORAGES.items()},
 }
@@ -154,14 +134,17 @@ _INERT = ("pytorch_lightning", "lightning", "lightning_fabric", "omegaconf")
 
 
 def read_torch(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
-    """Name to array of a file that torch.save wrote: a state dict, by itself or under "state_dict".
-
-    `wanted(name)` chooses; the others are not read. Half precision stays, bfloat16 becomes float32. Raises ModelError.
-    """
+    """Name to array of a file that torch.save wrote: a state dict, by itself or under "state_dict". `wanted(name)`
+    chooses; the others are not read. Half precision stays, bfloat16 becomes float32. Raises ModelError."""
     path = Path(path)
-    with named_errors(path, "PyTorch"), _open(path) as (tree, read_storage, num_bytes):
-        tensors = {name: one for name, one in _state_dict(tree).items() if wanted(name)}
-        if sum(one.num_bytes for one in set(tensors.values())) > num_bytes:
+    with mapped(path, "PyTorch") as data, _open(path, data) as (tree, read_storage):
+        if isinstance(tree, dict) and isinstance(tree.get("state_dict"), dict):
+            tree = tree["state_dict"]
+        if not isinstance(tree, dict):
+            raise Malformed("not a dict of tensors")
+        found = {name: one for name, one in tree.items() if isinstance(name, str) and isinstance(one, StoredTensor)}
+        tensors = {name: one for name, one in found.items() if wanted(name)}
+        if sum(one.num_bytes for one in set(tensors.values())) > len(data):
             raise Malformed("its tensors have more bytes than the file")
         by_storage: dict[str, list[str]] = {}
         for name, tensor in tensors.items():
@@ -175,54 +158,52 @@ def read_torch(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _open(path: Path):
-    """(what is pickled, a function from a storage's name to its bytes, bytes of the file), closed in the end. Raises
-    ModelError for a damaged one."""
-    with open(path, "rb") as file:
-        num_bytes = os.fstat(file.fileno()).st_size
-        if file.read(len(OLDER_TORCH_START)) == OLDER_TORCH_START:
-            yield (*_open_older(file, num_bytes), num_bytes)
-            return
+def _open(path: Path, data: memoryview):
+    """(what is pickled in the file, what gives the bytes of a storage by its name). Raises ModelError."""
+    if data[: len(OLDER_TORCH_START)] == OLDER_TORCH_START:
+        yield _open_older(data)
+        return
     try:
         with zipfile.ZipFile(path) as archive:
             root = _root(archive)
-            pickled = _read_member(archive, f"{root}/data.pkl").tobytes()
-            tree = load(BytesIO(pickled), len(pickled), _NAMES, _INERT, _find_storage)
-            yield tree, lambda key: _read_member(archive, f"{root}/data/{key}"), num_bytes
+            pickled = memoryview(_read_member(archive, f"{root}/data.pkl"))
+            tree, _ = load(pickled, 0, _NAMES, _INERT, _find_storage)
+            yield tree, lambda key: _read_member(archive, f"{root}/data/{key}")
     except _BROKEN_ZIP as error:
         raise ModelError(f"{path} is damaged or cut short ({error}); copy it again") from error
 
 
-def _open_older(file, num_bytes: int):
-    """(what is pickled, a function from a storage's name to its bytes) of a file from before PyTorch 1.6, behind its
-    first number: pickles of a version, of the machine, of the state dict and of the storages' names, then for each of
-    these the number of its values, 8 bytes, and the values."""
+def _open_older(data: memoryview):
+    """The same of a file from before PyTorch 1.6, behind its first number: pickles of a version, of the machine, of the
+    state dict and of the storages' names, then for each of these the number of its values, 8 bytes, and the values."""
     stored: dict[str, _Stored] = {}
 
     def find(pid) -> _Stored:
         one = _find_storage(pid)
         return stored.setdefault(one.key, one)
 
-    version, machine, tree, keys = (load(file, num_bytes, _NAMES, _INERT, find) for _ in range(4))
+    found, place = [], len(OLDER_TORCH_START)
+    for _ in range(4):
+        value, place = load(data, place, _NAMES, _INERT, find)
+        found.append(value)
+    version, machine, tree, keys = found
     if version != _OLDER_VERSION or not isinstance(machine, dict) or not machine.get("little_endian"):
         raise Malformed("it is of another version, or was saved on a big-endian machine")
     if not isinstance(keys, list) or not all(isinstance(key, str) and key in stored for key in keys):
         raise Malformed("it names storages that it does not have")
     places = {}
     for key in keys:
-        count = int.from_bytes(file.read(8), "little")
-        size = count * StoredTensor(stored[key].dtype, key, 0, (), ()).stored_dtype.itemsize
-        places[key] = (file.tell(), size)
-        if file.tell() + size > num_bytes:
+        count = int.from_bytes(data[place : place + 8], "little")
+        places[key] = place + 8, count * StoredTensor(stored[key].dtype, key, 0, (), ()).stored_dtype.itemsize
+        place = sum(places[key])
+        if place > len(data):
             raise Malformed("it is cut short")
-        file.seek(size, os.SEEK_CUR)
 
     def read_storage(key: str) -> np.ndarray:
         if key not in places:
             raise Malformed(f"no storage {key[:80]}")
         start, size = places[key]
-        file.seek(start)
-        return np.fromfile(file, np.uint8, size)
+        return np.array(data[start : start + size], np.uint8)
 
     return tree, read_storage
 
@@ -252,14 +233,6 @@ def _read_member(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     if done != content.size:
         raise Malformed(f"{name[:80]} is cut short")
     return content
-
-
-def _state_dict(tree) -> dict[str, StoredTensor]:
-    if isinstance(tree, dict) and isinstance(tree.get("state_dict"), dict):
-        tree = tree["state_dict"]
-    if not isinstance(tree, dict):
-        raise Malformed("not a dict of tensors")
-    return {name: value for name, value in tree.items() if isinstance(name, str) and isinstance(value, StoredTensor)}
 
 
 def pickled_text(value: str) -> bytes:

@@ -1,8 +1,7 @@
 """CompVis' latent diffusion: a .ckpt with all components in one state dict, and the YAML file that describes them.
 
-The YAML's keys are those of CompVis' own configs (model.params with unet_config, first_stage_config and
-cond_stage_config). Its classes fix what they do not name: 32 groups in every GroupNorm, and in the text encoder 8 heads
-of 64 and a feed-forward of 4 times the width. A model with other values cannot be written for them and is refused.
+CompVis' classes fix what the YAML does not name: 32 groups in every GroupNorm, and in the text encoder 8 heads of 64
+and a feed-forward of 4 times the width. A model with other values cannot be written for them and is refused.
 """
 
 import re
@@ -15,11 +14,10 @@ from ...config.network_files import CONFIG_DIR
 from ...utils.errors import ModelError
 from ...utils.files import read_json_object, read_small
 from ..components import ComponentWeights, Weights, turn_linear
-from ..configs import complete_config
+from ..configs import PUBLISHED_SCHEDULE, check_schedule, complete_config
 from ..folders import EXPORTED_CKPT
 from ..formats.files import read_arrays, read_names, require_few_layers
 from ..names import Unmapped, rename, text_encoder_names, unet_names, vae_names
-from ..noise_schedule import PUBLISHED_SCHEDULE, check_schedule
 from . import single_file
 
 PREFIXES = {"unet": "model.diffusion_model.", "vae": "first_stage_model.", "text_encoder": "cond_stage_model."}
@@ -35,6 +33,19 @@ _DOTS = (
     (r"(attn\d|norm\d?|to_[qkv]|proj_in|proj_out|skip_connection|\bop|\bconv)(?=weight|bias|to_)", r"\1."),
     (r"\.\.", "."),
 )
+# Settings of ours that theirs have by another name, or the same.
+_UNET = {
+    "sample_size": "image_size", "in_channels": "in_channels", "out_channels": "out_channels",
+    "layers_per_block": "num_res_blocks", "cross_attention_dim": "context_dim",
+}  # fmt: skip
+_VAE = {
+    "sample_size": "resolution", "in_channels": "in_channels", "out_channels": "out_ch",
+    "layers_per_block": "num_res_blocks",
+}  # fmt: skip
+_TEXT = {
+    "d_model": "n_embed", "encoder_layers": "n_layer", "vocab_size": "vocab_size",
+    "max_position_embeddings": "max_seq_len",
+}  # fmt: skip
 _PARAMETERIZATION = {"epsilon": "eps", "v_prediction": "v"}
 # What forks of their class call a schedule that ends in pure noise.
 _ZERO_SNR = ("rescale_betas_zero_snr", "zero_terminal_snr", "zero_snr", "zsnr", "ztsnr")
@@ -62,7 +73,13 @@ def configs_of(params: dict, source) -> dict[str, dict]:
         }
         text = params.get("cond_stage_config") or {}
         if isinstance(text, dict) and str(text.get("target", "")).endswith(".BERTEmbedder"):
-            configs["text_encoder"] = _text_encoder_config(text["params"])
+            own = {"vocab_size": 30522, "max_seq_len": 77, **text["params"]}
+            configs["text_encoder"] = {ours: own[theirs] for ours, theirs in _TEXT.items()} | {
+                "encoder_ffn_dim": _FEED_FORWARD * own["n_embed"],
+                "encoder_attention_heads": _HEADS,
+                "head_dim": _HEAD_DIM,
+                "dropout": 0.0,
+            }
         return configs
     except KeyError as error:
         raise ModelError(f"{source} lacks {error}, which its model needs; give the YAML file of the .ckpt") from error
@@ -93,11 +110,7 @@ def scheduler_of(params: dict, source) -> dict:
 def split(
     state_dict: dict[str, np.ndarray], configs: dict[str, dict], source, ema: bool
 ) -> dict[str, ComponentWeights]:
-    """The components of a state dict, under our names. `ema`: the UNet's averaged weights in place of the others.
-
-    Keys of no component (the noise schedule's tables, losses) are left out; a key of a component that its config does
-    not know is a ModelError.
-    """
+    """The components of a state dict, under our names. `ema`: with averages. Raises ModelError for an odd key."""
     components = {}
     for kind, config in configs.items():
         prefix = PREFIXES[kind]
@@ -105,7 +118,10 @@ def split(
         if kind == "vae":
             own = {name: array for name, array in own.items() if not name.startswith("loss.")}
         if kind == "unet" and ema:
-            own = {name: _averaged(state_dict, name, source) for name in own}
+            keys = {name: "model_ema." + f"diffusion_model.{name}".replace(".", "") for name in own}
+            if missing := next((key for key in keys.values() if key not in state_dict), None):
+                raise ModelError(f"{source} holds no averaged weights (no {missing}); load it without them")
+            own = {name: state_dict[key] for name, key in keys.items()}
         if not own:
             continue
         require_few_layers(config, len(own), source)
@@ -125,8 +141,7 @@ def split(
 
 
 def join(weights: Weights) -> dict[str, np.ndarray]:
-    """The state dict of all components under CompVis' names, with the tables of the noise schedule that its class
-    keeps."""
+    """The state dict of all components under CompVis' names, with its class's tables of the noise schedule."""
     state_dict = schedule_tables(weights.scheduler)
     for kind, prefix in PREFIXES.items():
         component = weights.components[kind]
@@ -138,11 +153,16 @@ def join(weights: Weights) -> dict[str, np.ndarray]:
 
 
 def params_of(weights: Weights) -> dict:
-    """The `model.params` of a YAML file for these weights. Raises ModelError for a network, or a process, that CompVis
-    lacks."""
+    """The `model.params` of a YAML file. Raises ModelError for a network, or a process, that CompVis lacks."""
     if (kind := weights.scheduler["prediction_type"]) not in _PARAMETERIZATION:
         raise ModelError(f"CompVis' samplers do not know models of prediction_type {kind}; export to diffusers")
     unet, vae, text = (weights.components[kind].config for kind in ("unet", "vae", "text_encoder"))
+    unet_params, vae_params = _unet_params(unet), _vae_params(vae)
+    _require(
+        (text["encoder_attention_heads"], text["head_dim"], text["encoder_ffn_dim"])
+        == (_HEADS, _HEAD_DIM, _FEED_FORWARD * text["d_model"]),
+        f"the text encoder must have {_HEADS} heads of {_HEAD_DIM} and encoder_ffn_dim {_FEED_FORWARD} times d_model",
+    )
     return {
         "linear_start": weights.scheduler["beta_start"],
         "linear_end": weights.scheduler["beta_end"],
@@ -156,11 +176,11 @@ def params_of(weights: Weights) -> dict:
         "conditioning_key": "crossattn",
         "scale_factor": vae.get("scaling_factor", 0.18215),
         "use_ema": False,
-        "unet_config": {"target": "ldm.modules.diffusionmodules.openaimodel.UNetModel", "params": _unet_params(unet)},
-        "first_stage_config": {"target": "ldm.models.autoencoder.AutoencoderKL", "params": _vae_params(vae)},
+        "unet_config": {"target": "ldm.modules.diffusionmodules.openaimodel.UNetModel", "params": unet_params},
+        "first_stage_config": {"target": "ldm.models.autoencoder.AutoencoderKL", "params": vae_params},
         "cond_stage_config": {
             "target": "ldm.modules.encoders.modules.BERTEmbedder",
-            "params": _text_encoder_params(text),
+            "params": {theirs: text[ours] for ours, theirs in _TEXT.items()},
         },
     }
 
@@ -172,10 +192,7 @@ def yaml_text(params: dict) -> str:
 
 
 def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
-    """The buffers of CompVis' DDPM class: float32 of what it computes in float64 from the betas.
-
-    Notation of Ho et al. 2020 (arXiv:2006.11239), equations 4 and 7.
-    """
+    """CompVis' buffers, made in float64 (arXiv:2006.11239, equations 4, 7). Raises ModelError for other schedules."""
     own = {"rescale_betas_zero_snr": False, "timestep_shift": 1, **scheduler}
     if own["beta_schedule"] != "scaled_linear" or own["rescale_betas_zero_snr"] or own["timestep_shift"] != 1:
         raise ModelError("CompVis' classes know only the scaled_linear noise schedule; export to diffusers")
@@ -202,25 +219,6 @@ def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
     return {name: table.astype(np.float32) for name, table in tables.items()}
 
 
-def _averaged(state_dict: dict, name: str, source) -> np.ndarray:
-    key = "model_ema." + f"diffusion_model.{name}".replace(".", "")
-    if key not in state_dict:
-        raise ModelError(f"{source} holds no averaged weights (no {key}); load it without them")
-    return state_dict[key]
-
-
-def holds_averages_alone(names) -> bool:
-    """Whether of a UNet there are averaged weights, and no others."""
-    starts = {name.partition(".diffusion_model")[0] for name in names if ".diffusion_model" in name}
-    return any(name.startswith(_AVERAGES) for name in names) and "model" not in starts
-
-
-def name_averages(state_dict: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The averaged weights of a UNet by the names of those that they are averages of, whose dots theirs lack."""
-    own = {name.removeprefix(_AVERAGES): array for name, array in state_dict.items() if name.startswith(_AVERAGES)}
-    return {PREFIXES["unet"] + _with_dots(name): array for name, array in own.items()}
-
-
 def _with_dots(name: str) -> str:
     for pattern, dotted in _DOTS:
         name = re.sub(pattern, dotted, name)
@@ -242,11 +240,7 @@ def _unet_config(params: dict, source) -> dict:
         channels,
         attention,
         params.get("use_linear_in_transformer"),
-        sample_size=params.get("image_size", 32),
-        in_channels=params["in_channels"],
-        out_channels=params["out_channels"],
-        layers_per_block=params["num_res_blocks"],
-        cross_attention_dim=params["context_dim"],
+        **{ours: ({"image_size": 32} | params)[theirs] for ours, theirs in _UNET.items()},
         attention_head_dim=[one // width for one in channels] if width > 0 else params["num_heads"],
     )
 
@@ -266,17 +260,13 @@ def _unet_params(config: dict) -> dict:
         _require(len(widths) == 1, "the UNet's heads must all have one width, or every level as many heads")
         split = {"num_head_channels": widths.pop()}
     params = {
-        "image_size": config["sample_size"],
-        "in_channels": config["in_channels"],
-        "out_channels": config["out_channels"],
+        **{theirs: config[ours] for ours, theirs in _UNET.items()},
         "model_channels": channels[0],
         "attention_resolutions": attention[::-1],
-        "num_res_blocks": config.get("layers_per_block", 2),
         "channel_mult": [one // channels[0] for one in channels],
         **split,
         "use_spatial_transformer": True,
         "transformer_depth": 1,
-        "context_dim": config["cross_attention_dim"],
         "use_checkpoint": True,
         "legacy": False,
     }
@@ -291,10 +281,7 @@ def _vae_config(params: dict, scaling_factor: float, source) -> dict:
         raise ModelError(f"{source}: z_channels {inner['z_channels']} differs from embed_dim {params['embed_dim']}")
     return single_file.vae_config(
         [inner["ch"] * factor for factor in inner["ch_mult"]],
-        sample_size=inner["resolution"],
-        in_channels=inner["in_channels"],
-        out_channels=inner["out_ch"],
-        layers_per_block=inner["num_res_blocks"],
+        **{ours: inner[theirs] for ours, theirs in _VAE.items()},
         latent_channels=params["embed_dim"],
         scaling_factor=scaling_factor,
     )
@@ -310,43 +297,13 @@ def _vae_params(config: dict) -> dict:
         "ddconfig": {
             "double_z": True,
             "z_channels": config["latent_channels"],
-            "resolution": config["sample_size"],
-            "in_channels": config["in_channels"],
-            "out_ch": config["out_channels"],
+            **{theirs: config[ours] for ours, theirs in _VAE.items()},
             "ch": channels[0],
             "ch_mult": [one // channels[0] for one in channels],
-            "num_res_blocks": config.get("layers_per_block", 1),
             "attn_resolutions": [],
             "dropout": 0.0,
         },
         "lossconfig": {"target": "torch.nn.Identity"},
-    }
-
-
-def _text_encoder_config(params: dict) -> dict:
-    return {
-        "vocab_size": params.get("vocab_size", 30522),
-        "max_position_embeddings": params.get("max_seq_len", 77),
-        "encoder_layers": params["n_layer"],
-        "encoder_ffn_dim": _FEED_FORWARD * params["n_embed"],
-        "encoder_attention_heads": _HEADS,
-        "head_dim": _HEAD_DIM,
-        "d_model": params["n_embed"],
-        "dropout": 0.0,
-    }
-
-
-def _text_encoder_params(config: dict) -> dict:
-    _require(
-        (config["encoder_attention_heads"], config["head_dim"], config["encoder_ffn_dim"])
-        == (_HEADS, _HEAD_DIM, _FEED_FORWARD * config["d_model"]),
-        f"the text encoder must have {_HEADS} heads of {_HEAD_DIM} and encoder_ffn_dim {_FEED_FORWARD} times d_model",
-    )
-    return {
-        "n_embed": config["d_model"],
-        "n_layer": config["encoder_layers"],
-        "vocab_size": config["vocab_size"],
-        "max_seq_len": config["max_position_embeddings"],
     }
 
 
@@ -357,36 +314,33 @@ def _require(holds: bool, what: str) -> None:
 
 def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | None, str | None, bool]) -> Weights:
     """The components `kinds` of a single file, without a tokenizer; the other arguments are those of `read_weights`.
-
-    asked: what is `given`, `assumed` and `zero_snr` of `single_file.read_schedule`. Raises ModelError.
-    """
+    asked: `given`, `assumed` and `zero_snr` of `single_file.read_schedule`. Raises ModelError."""
     kinds = [kind for kind in kinds if kind in PREFIXES]
     wanted = tuple(PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
     names = read_names(path)
-    single_file.refuse_others(names, path)
+    for part, what in single_file.OTHERS.items():
+        if any(part in name for name in names):
+            raise ModelError(f"{path} is {what}")
     state_dict = read_arrays(path, lambda name: name.startswith(wanted) or name in single_file.TABLES)
     if not state_dict.keys() - single_file.TABLES.keys():
         raise ModelError(f"{path} holds none of {', '.join(wanted)}: it is not a latent diffusion model of CompVis")
-    if "unet" in kinds and holds_averages_alone(names):
+    starts = {name.partition(".diffusion_model")[0] for name in names if ".diffusion_model" in name}
+    if "unet" in kinds and any(name.startswith(_AVERAGES) for name in names) and "model" not in starts:
         if not ema:
             raise ModelError(f"{path} holds only averaged weights of its UNet; take them: --ema (--load_ema)")
-        state_dict |= name_averages(state_dict)
-    described, has_clip = _compvis_params(path, yaml_file, names), single_file.has_clip(names)
-    schedule = dict(PUBLISHED_SCHEDULE)
-    if described:
-        source, params = described
-        configs, schedule = configs_of(params, source), schedule | scheduler_of(params, source)
-        if has_clip and "text_encoder" in kinds:
-            configs["text_encoder"] = single_file.configs_by_shapes(state_dict, path)["text_encoder"]
-    else:
-        source, configs = path, single_file.configs_by_shapes(state_dict, path)
+        own = {name.removeprefix(_AVERAGES): array for name, array in state_dict.items() if name.startswith(_AVERAGES)}
+        state_dict |= {PREFIXES["unet"] + _with_dots(name): array for name, array in own.items()}
+    described, has_clip = _described(path, yaml_file, names), single_file.has_clip(names)
+    source, configs, schedule = described or (path, single_file.configs_by_shapes(state_dict, path), PUBLISHED_SCHEDULE)
+    if described and has_clip and "text_encoder" in kinds:
+        configs["text_encoder"] = single_file.configs_by_shapes(state_dict, path)["text_encoder"]
     check_schedule(schedule, source)
     if unet := "unet" in kinds and configs.get("unet"):
         second = not described and unet.get("use_linear_projection", False)
         of_yaml = isinstance(source, Path) and bool(described)
         schedule = single_file.read_schedule(path, state_dict, names, schedule, of_yaml, *asked, second)
-        if not described:
-            single_file.set_side(unet, schedule["prediction_type"])
+        if second and schedule["prediction_type"] == "v_prediction":
+            unet["sample_size"] = single_file.V_SIDE
         check_schedule(schedule, source)
     configs = {kind: complete_config(kind, config, source) for kind, config in configs.items() if kind in kinds}
     theirs = {kind: config for kind, config in configs.items() if kind != "text_encoder" or not has_clip}
@@ -394,35 +348,26 @@ def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | Non
     if has_clip and "text_encoder" in configs:
         arrays = turn_linear(single_file.text_encoder_arrays(state_dict))
         components["text_encoder"] = ComponentWeights(configs["text_encoder"], arrays, str(path))
-    weights = Weights(components, schedule)
+    weights = Weights(components, dict(schedule))
     if path.name == EXPORTED_CKPT and (path.parent / "ppldm.json").is_file():
         weights.metadata = read_json_object(path.parent / "ppldm.json", ModelError, inside=True)
         weights.metadata.pop("files", None)  # checksums, which say nothing of the training
     return weights
 
 
-def _compvis_params(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict] | None:
-    """(where from, model.params): the YAML file given, that beside the .ckpt, or of an LDMBert the published one of its
-    depth; None for another model without one."""
-    if yaml_file:
-        return Path(yaml_file), read_yaml(Path(yaml_file).expanduser())
+def _described(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict, dict] | None:
+    """(where from, configs, noise schedule): by the YAML file given, that beside the .ckpt, or of an LDMBert the
+    published size of its depth; None for another model without one."""
     beside = path.with_suffix(".yaml")
-    if beside.is_file():
-        return beside, read_yaml(beside)
+    if yaml_file or beside.is_file():
+        source = Path(yaml_file or beside)
+        params = read_yaml(source.expanduser())
+        return source, configs_of(params, source), PUBLISHED_SCHEDULE | scheduler_of(params, source)
     prefix = "cond_stage_model.transformer.attn_layers.layers."
     depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
     if not depth:
         return None
     size = "" if depth > 12 else "_12"
-    own = {
-        kind: complete_config(kind, read_json_object(CONFIG_DIR / name, ModelError), name)
-        for kind, name in (
-            ("unet", f"unet{size}.json"),
-            ("text_encoder", f"ldmbert{size}.json"),
-            ("vae", "vae_kl_f8.json"),
-        )
-    }
-    params = params_of(
-        Weights({kind: ComponentWeights(config, {}) for kind, config in own.items()}, PUBLISHED_SCHEDULE)
-    )
-    return f"{path} (no YAML file given: taken for the published size)", params
+    files = {"unet": f"unet{size}.json", "text_encoder": f"ldmbert{size}.json", "vae": "vae_kl_f8.json"}
+    configs = {kind: read_json_object(CONFIG_DIR / name, ModelError) for kind, name in files.items()}
+    return f"{path} (no YAML file given: taken for the published size)", configs, PUBLISHED_SCHEDULE

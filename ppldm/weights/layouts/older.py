@@ -1,11 +1,6 @@
-"""What earlier versions wrote: checkpoints without a model.json, and text encoders under other names.
-
-What such a checkpoint is made of is found by its run's flags.
-
-run.json beside them has the flags, which may name files that are not here, or that are others here: a path is relative
-to the folder that the run was started in. So what cannot be found is an error that says how to name it, and a VAE that
-is found must have the very weights that the checkpoint has.
-"""
+"""What earlier versions wrote: text encoders under other names, and checkpoints without a model.json. What such a one
+is made of follows from its run's flags in run.json, whose files may not be here, or may be others: so what is not found
+is an error that says how to name it, and a VAE must have the checkpoint's very weights."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +12,12 @@ from ...families.base import get_family
 from ...utils.errors import ConfigError, ModelError
 from ...utils.files import read_json_object
 from ..components import ComponentWeights, Weights
-from ..configs import complete_config, read_config
+from ..configs import PUBLISHED_SCHEDULE, complete_config, read_config, read_scheduler
 from ..fetch import locate_model
-from ..folders import NOT_TEXT_TO_IMAGE, find_component, is_checkpoint, is_tokenizer
+from ..folders import NOT_TEXT_TO_IMAGE, RUN_FILE, find_component, is_checkpoint, is_tokenizer
 from ..formats.files import require_few_layers
 from ..model_file import LDM
 from ..names import Unmapped, rename
-from ..noise_schedule import PUBLISHED_SCHEDULE, read_scheduler
-from ..runs import RUN_FILE
 
 _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 
@@ -32,10 +25,15 @@ _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 def read_older_checkpoint(
     path: Path, arrays: dict[str, dict], config_file, read_weights: Callable, read_component: Callable
 ) -> Weights:
-    """The components of a checkpoint with the `arrays` of each. `config_file`: config.json of its VAE, None where not
-    known. `read_weights` and `read_component`, those of `read`, read what its flags name. Raises ModelError."""
+    """The components with these `arrays`; readers are those of `read`, for what its flags name. Raises ModelError."""
     arguments = _run_arguments(path)
-    weights = Weights(scheduler=PUBLISHED_SCHEDULE | _start_schedule(arguments, path, read_weights))
+    begun, exported = {}, path.parent / _PIPELINE / "scheduler" / "scheduler_config.json"
+    if arguments.starts_from_pipeline and exported.is_file():
+        begun = read_scheduler(exported)
+    elif arguments.starts_from_pipeline:
+        start = _find(arguments.model_name_or_path, "vae", path)
+        begun = read_weights(start, ("vae",), arguments.original_config_file).scheduler
+    weights = Weights(scheduler=PUBLISHED_SCHEDULE | begun)
     for name in ("prediction_type", "rescale_betas_zero_snr"):
         weights.scheduler[name] = getattr(arguments, name)
     for kind, own in arrays.items():
@@ -122,17 +120,6 @@ def _find(name: str, kind: str, checkpoint: Path) -> Path:
 def _not_found(checkpoint: Path, kind: str, name) -> ModelError:
     remedy = _REMEDY if kind == "vae" else "go to the folder that the run was started in, or copy it there"
     return ModelError(f"{checkpoint} was trained with the {kind} {name}, which is not found here; {remedy}")
-
-
-def _start_schedule(arguments, checkpoint: Path, read_weights: Callable) -> dict:
-    """The scheduler's settings of the pipeline that a run started from; nothing for a run from configs."""
-    if not arguments.starts_from_pipeline:
-        return {}
-    exported = checkpoint.parent / _PIPELINE / "scheduler" / "scheduler_config.json"
-    if exported.is_file():
-        return read_scheduler(exported)
-    start = _find(arguments.model_name_or_path, "vae", checkpoint)
-    return read_weights(start, ("vae",), arguments.original_config_file).scheduler
 
 
 def modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:

@@ -3,13 +3,10 @@
 Such a file has CompVis' names of UNet and VAE (`names`), and a text encoder in one of two layouts:
 
     1.x   cond_stage_model.transformer.text_model.…   transformers' CLIPTextModel; early files lack `text_model`
-    2.x   cond_stage_model.model.…                    open_clip's: queries, keys and values in one matrix, and a last
-                                                      layer that is not used (FrozenOpenCLIPEmbedder, "penultimate")
+    2.x   cond_stage_model.model.…                    open_clip's, with a last layer that is not used
 
-What shapes do not tell is as in the published models: heads of 64 in the text encoders; in a UNet 8 heads a layer, or,
-where its projections are Linear, heads of 64 (configs v1-inference.yaml of CompVis/stable-diffusion and
-v2-inference-v.yaml of Stability-AI/stablediffusion). Noise schedule and prediction no shape tells: a YAML file, the
-header, tables of the schedule and keys that are marks (v_pred, ztsnr) do, and must agree (`read_schedule`).
+What shapes do not tell is as in the published models. Noise schedule and prediction are told by a YAML file, the
+header, tables of the schedule and keys that are marks (v_pred, ztsnr), which must agree (`read_schedule`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,19 +22,19 @@ from ..formats.files import read_metadata
 UNET, VAE, TEXT = "model.diffusion_model.", "first_stage_model.", "cond_stage_model."
 _CLIP, _OPEN_CLIP = f"{TEXT}transformer.", f"{TEXT}model."
 _HEAD_WIDTH, _NUM_HEADS, _USED_LAYERS = 64, 8, 23
-_SCALING_FACTOR, _PIXELS, _V_PIXELS, _FACTOR = 0.18215, 512, 768, 8
+_SCALING_FACTOR, _PIXELS, _FACTOR = 0.18215, 512, 8
+V_SIDE = 96  # of the latents that published models of v_prediction draw
 
 # Parts of names that other things than a Stable Diffusion 1.x or 2.x have, and what to do.
-_OTHERS = {
+OTHERS = {
     "conditioner.embedders.": "Stable Diffusion XL, which is not supported",
     "model.diffusion_model.joint_blocks.": "Stable Diffusion 3, which is not supported",
     "double_blocks.": "Flux, which is not supported",
     "control_model.": "a ControlNet in CompVis' layout; give one in the layout of diffusers, beside its base",
-    "lora_unet_": "a LoRA; give its base model, and this file with --lora",
-    "lora_te_": "a LoRA; give its base model, and this file with --lora",
-    ".lora_A.": "a LoRA; give its base model, and this file with --lora",
-    ".lora_down.": "a LoRA; give its base model, and this file with --lora",
     "string_to_param": "a textual inversion; give its base model",
+    **dict.fromkeys(
+        ("lora_unet_", "lora_te_", ".lora_A.", ".lora_down."), "a LoRA; give its base model, and this file with --lora"
+    ),
 }
 # What else a whole CLIP has, which hidden states of captions do not depend on.
 _NOT_TEXT_MODEL = ("text_projection", "logit_scale", "vision_model.", "visual_projection")
@@ -78,14 +75,6 @@ def has_clip(names: Iterable[str]) -> bool:
     return is_open_clip(names) or any(name.startswith(clip) for name in names)
 
 
-def refuse_others(names: Iterable[str], source) -> None:
-    """Raises ModelError for a file that is known to be something else."""
-    for name in names:
-        for part, what in _OTHERS.items():
-            if part in name:
-                raise ModelError(f"{source} is {what}")
-
-
 def configs_by_shapes(arrays: Mapping[str, np.ndarray], source) -> dict[str, dict]:
     """The configs of the components whose arrays, by the file's names, are there. Raises ModelError."""
     configs = {}
@@ -107,12 +96,9 @@ def read_schedule(
     path, arrays: Mapping[str, np.ndarray], names: Iterable[str], schedule: dict, described: bool,
     given: str | None, assumed: str | None, zero_snr: bool, second: bool,
 ) -> dict:  # fmt: skip
-    """The noise schedule of a single file with these `names`, and its prediction, as settings.
-
-    schedule: that of its YAML file where it is `described` by one, else the published one. given: the prediction,
-    whatever the file says; assumed: that of one that says nothing, which a 2.x (`second`) needs. zero_snr: it ends in
-    pure noise, whether or not the file says so. Raises ModelError for what is not supported, or does not agree.
-    """
+    """The noise schedule of a single file, and its prediction. schedule: that of its YAML file where it is `described`,
+    else the published one. given: the prediction, whatever the file says; assumed: of one that says nothing, which a
+    2.x (`second`) needs. zero_snr: it ends in pure noise, whatever the file says. Raises ModelError."""
     if given and given not in _SAID:
         raise ModelError(f"--prediction-type {given} of {path} must be epsilon or v_prediction")
     if odd := next((name for name in sorted(names) if name.startswith(_EDM_KEYS)), None):
@@ -131,12 +117,6 @@ def read_schedule(
         )
     zero = {"rescale_betas_zero_snr": True} if marks or zero_snr else {}
     return {**schedule, **zero, "prediction_type": told or "epsilon"}
-
-
-def set_side(config: dict, prediction: str) -> None:
-    """Put the side of the latents, which goes by the prediction in the published models, into the config of a UNet."""
-    if config.get("use_linear_projection", False) and prediction == "v_prediction":
-        config["sample_size"] = _V_PIXELS // _FACTOR
 
 
 def _said_prediction(path, names: Iterable[str], of_yaml: str | None) -> str | None:
@@ -175,8 +155,7 @@ def _ends_in_noise(table: np.ndarray, name: str, schedule: dict, path) -> bool:
 
 
 def text_encoder_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays of a text encoder by the file's names as transformers' CLIPTextModel has them, in PyTorch's
-    orientation. What is not used is left out."""
+    """The used arrays of a text encoder by the names of transformers' CLIPTextModel, in PyTorch's orientation."""
     found: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if name.startswith(_OPEN_CLIP):
@@ -259,8 +238,7 @@ def _unet(shapes: Mapping[str, tuple], source) -> dict:
 
 
 def unet_config(channels: list[int], attention: list[bool], linear, **others) -> dict:
-    """The config of a UNet of CompVis, by what each level has; `linear`: whether its projections are. What diffusers
-    calls attention_head_dim is the number of heads."""
+    """The config of a UNet of CompVis, by each level. diffusers' attention_head_dim is the number of heads."""
     return {
         "down_block_types": ["CrossAttnDownBlock2D" if one else "DownBlock2D" for one in attention],
         "up_block_types": ["CrossAttnUpBlock2D" if one else "UpBlock2D" for one in reversed(attention)],

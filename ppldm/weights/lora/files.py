@@ -1,29 +1,81 @@
-"""LoRA files, in diffusers' keys and in kohya's (`keys`): .safetensors, float32 or float16.
+"""LoRA files: .safetensors, float32 or float16, in diffusers' keys and in kohya's.
 
-In kohya's form alpha stands beside each pair. diffusers' form has none, or from 0.35 settings in the header
-(`adapter_config`), and older versions of its loader scale pairs of several ranks by the first one's. So there each pair
-is written with alpha = rank = the largest rank of its component: up is multiplied by alpha / rank, which is exact where
-that is a power of two, and smaller ranks are filled with zeros.
+diffusers   unet.down_blocks.0.….to_q.lora_A.weight and .lora_B.weight, or transformer.… and prior.…; before 0.22
+            .lora.down.weight, .lora_linear_layer.down.weight, ….attn1.processor.to_q_lora.down.weight
+kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight and .alpha, and lora_te_…; the UNet's
+            blocks also by CompVis' numbers (lora_unet_input_blocks_1_1_…)
 
-A pair changes a weight (Hu et al. 2021, arXiv:2106.09685): W + alpha / r * up @ down. Arrays have PyTorch's
-orientation, as in the files; Paddle's linear layers hold them transposed.
+A pair changes a weight (Hu et al. 2021, arXiv:2106.09685): W + alpha / r * up @ down, in PyTorch's orientation. In
+kohya's form alpha stands beside each pair. In diffusers' alpha is the rank, the largest of its component, which all
+versions of its loader scale alike: up is multiplied by alpha / rank, and smaller ranks are filled with zeros. Else the
+settings of peft's LoraConfig say it, in the header (`lora_adapter_metadata`, of diffusers from 0.35) or in
+adapter_config.json beside the file: lora_alpha / r, with use_rslora lora_alpha / sqrt(r), but for layers that patterns
+name. Settings that are not known here are refused.
 """
 
 import json
+import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import save
 
+from ...config.network_files import CONFIG_DIR
 from ...utils.errors import ConfigError, ModelError
-from ...utils.files import atomic_write
+from ...utils.files import atomic_write, parse_json_object, read_json_object
 from ..components import cast, require_finite, turn_linear
 from ..formats.files import is_pytorch, read_arrays, read_metadata
-from .adapter_config import STATED, plain_alpha, read_settings, stated_alpha
-from .keys import FORMS, KOHYA_PREFIXES, PEFT_PREFIX, adapter_names, read_key, write_key
+from ..names import Unmapped, rename, unet_names
 
+FORMS = ("diffusers", "kohya")
+COMPONENTS = ("unet", "text_encoder", "transformer", "prior")
+KOHYA_PREFIXES = {"unet": "lora_unet_", "text_encoder": "lora_te_"}
+_THEIR_PREFIXES = {"lora_unet_": "unet", "lora_te_": "text_encoder", "lora_te1_": "text_encoder"}
+PEFT_PREFIX = "base_model.model."
+_COMFY = re.compile(r"(?:(?:model\.)?diffusion_model|(?:text_encoders\.)?clip_[lh]\.transformer)\.")
+# Words with underscores in the names of layers, of which kohya has dots as underscores: diffusers', then CompVis'.
+_WORDS = (
+    "down_blocks|up_blocks|mid_block|transformer_blocks|proj_in|proj_out|to_q|to_k|to_v|to_out|conv_in|conv_out|"
+    "conv_shortcut|time_emb_proj|time_embedding|add_embedding|linear_1|linear_2|"
+    "text_model|self_attn|q_proj|k_proj|v_proj|out_proj|to_logits|"
+    "input_blocks|middle_block|output_blocks|in_layers|out_layers|emb_layers|skip_connection|time_embed"
+)
+_WORD = re.compile(rf"(?:{_WORDS})(?=_|$)|[^_]+")
+LONGEST_NAME = 300
+_ARRAY = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)(?:\.([^.]+))?\.weight")
+_ALPHA = re.compile(r"(.+)\.alpha")
+_COMPVIS = ("input_blocks", "middle_block", "output_blocks", "time_embed", "out")
+# How layers begin where no component is named, as with attention processors and peft.
+_BARE = {
+    "unet": ("down_blocks.", "mid_block.", "up_blocks.", "conv_in", "conv_out", "time_embedding.", "add_embedding."),
+    "text_encoder": ("text_model.",),
+    "transformer": ("transformer_blocks.",),
+}
+# What attention processors called the layers of attention.
+_OLD_UNET = {"to_out": "to_out.0"}
+_OLD_TEXT = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out": "out_proj"}
+ADAPTER_CONFIG = "adapter_config.json"
+HEADER = "lora_adapter_metadata"
+# Of the header, a scale without a component, by several programs; kohya's holds only for keys of its own form.
+_PLAIN = ("lora_alpha", "network_alpha", "alpha")
+KOHYA_SAID = ("ss_network_dim", "ss_network_alpha")
+STATED = (HEADER, *_PLAIN, *KOHYA_SAID)  # what no longer holds when the pairs are written in another form
+# What says how an adapter was trained or loaded, and nothing of what it adds.
+_HARMLESS = {
+    "task_type", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "target_modules",
+    "exclude_modules", "lora_dropout", "layers_to_transform", "layers_pattern", "megatron_config", "megatron_core",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size", "runtime_config",
+    "peft_version", "ensure_weight_tying", "modules_to_save", "trainable_token_indices",
+}  # fmt: skip
+# Starts that change the weights below the adapter are refused: of those the file does not hold the change.
+_PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")
+_NEUTRAL = {"peft_type": (None, "LORA"), "bias": (None, "none"), "init_lora_weights": _PLAIN_STARTS}
+_MOST_PATTERNS, _MOST_EXPRESSIONS = 4096, 16
+_NAME, _PATTERN = re.compile(r"[\w.-]+"), re.compile(r"[\w.*^$\\-]+")
 LORA_FILE = "pytorch_lora_weights.safetensors"  # the name that diffusers looks for in a folder
 _PEFT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _SHOWN = 3  # keys that a message lists
@@ -31,8 +83,7 @@ _SHOWN = 3  # keys that a message lists
 
 @dataclass(frozen=True)
 class LoraPair:
-    """The change of one layer's weight. Of a linear layer: down [r, in], up [out, r]; of a convolution: down
-    [r, in, kh, kw], up [out, r, 1, 1]. alpha: the change is scaled by alpha / r."""
+    """Of a linear layer down [r, in], up [out, r]; of a convolution down [r, in, kh, kw], up [out, r, 1, 1]."""
 
     down: np.ndarray
     up: np.ndarray
@@ -83,11 +134,8 @@ class Lora:
 
 
 def read_lora(path, unet: dict | None = None) -> Lora:
-    """The pairs of a file, or of the folder that holds LORA_FILE, with the bits that they have there.
-
-    unet: the config of the UNet that it is for, where its layers have CompVis' numbers and it is not Stable
-    Diffusion's. Raises ModelError for a file that is damaged, or that holds anything besides pairs.
-    """
+    """The pairs of a file, or of a folder with one. unet: the config of its UNet, if layers have CompVis' numbers and
+    it is not Stable Diffusion's. Raises ModelError for a file that is damaged, or holds anything else."""
     path = find_lora(path)
     arrays = read_arrays(path)
     arrays = arrays if is_pytorch(path) else turn_linear(arrays)
@@ -134,10 +182,7 @@ def find_lora(path) -> Path:
 
 def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
     """Write the pairs to `path`, or to LORA_FILE in it where it does not end in .safetensors; which file is returned.
-
-    form: "diffusers" or "kohya". Arrays keep their dtypes. Raises ConfigError, and ModelError for a layer that the form
-    has no name for.
-    """
+    Raises ConfigError for another form, and ModelError for a layer that the form has no name for."""
     if form not in FORMS:
         raise ConfigError(f"the form {form} of a LoRA file is not one of {', '.join(FORMS)}")
     path = Path(path)
@@ -210,3 +255,158 @@ def _kohya_metadata(lora: Lora) -> dict[str, str]:
         "ss_network_dim": one({pair.rank for pair in pairs}),
         "ss_network_alpha": one({pair.alpha for pair in pairs}),
     }
+
+
+class Key(NamedTuple):
+    """What one key names. array: "down", "up" or "alpha"."""
+
+    component: str
+    layer: str
+    array: str
+
+
+def read_key(key: str, unet: dict | None = None) -> Key | None:
+    """What `key` names; None where it is of no form that is known. unet: the config of the UNet whose blocks CompVis'
+    numbers count; by default Stable Diffusion's, of any version."""
+    if len(key) > LONGEST_NAME:
+        return None
+    if found := _ARRAY.fullmatch(key):
+        name, array = found[1], "down" if found[2] in ("A", "down") else "up"
+    elif found := _ALPHA.fullmatch(key):
+        name, array = found[1], "alpha"
+    else:
+        return None
+    for prefix, component in _THEIR_PREFIXES.items():
+        if name.startswith(prefix):
+            layer = _diffusers_name(".".join(_WORD.findall(name.removeprefix(prefix))), unet)
+            return Key(component, layer, array) if layer else None
+    if found := _COMFY.match(name):
+        component, layer = "unet" if "diffusion_model" in found[0] else "text_encoder", name[found.end() :]
+        named = _diffusers_name(layer, unet)
+        return Key(component, named, array) if named else None
+    component, _, layer = name.removeprefix(PEFT_PREFIX).partition(".")
+    if component not in COMPONENTS:
+        layer = name.removeprefix(PEFT_PREFIX)
+        component = next((one for one, starts in _BARE.items() if layer.startswith(starts)), "")
+    layer = layer.removeprefix(PEFT_PREFIX)
+    start, dot, last = layer.replace(".processor.", ".").rpartition(".")
+    old = _OLD_TEXT if component == "text_encoder" else _OLD_UNET
+    return Key(component, f"{start}{dot}{old.get(last, last)}", array) if component else None
+
+
+def adapter_names(keys) -> set[str]:
+    """The names of adapters of peft that keys hold."""
+    return {found[3] for found in map(_ARRAY.fullmatch, keys) if found and found[3]}
+
+
+def write_key(component: str, layer: str, array: str, form: str) -> str:
+    """The key of an array in a file of that form. Raises ModelError for a layer that kohya's form has no name for."""
+    if form == "diffusers":
+        return f"{component}.{layer}.lora_{'A' if array == 'down' else 'B'}.weight"
+    if component == "text_encoder" and not layer.startswith("text_model."):
+        raise ModelError(
+            f"kohya's files know no layer {layer} of a text encoder that is not CLIP's; write the LoRA for diffusers"
+        )
+    if component not in KOHYA_PREFIXES:
+        raise ModelError(f"kohya's files know no {component}; write the LoRA for diffusers")
+    name = KOHYA_PREFIXES[component] + layer.replace(".", "_")
+    return f"{name}.alpha" if array == "alpha" else f"{name}.lora_{array}.weight"
+
+
+def _diffusers_name(layer: str, unet: dict | None) -> str | None:
+    """diffusers' name of a layer of kohya's, which may be CompVis'; None for one that the UNet does not have."""
+    if layer.split(".")[0] not in _COMPVIS:
+        return layer
+    config = unet or read_json_object(CONFIG_DIR / "unet.json", ModelError)
+    try:
+        return rename(layer, {theirs: ours for ours, theirs in unet_names(config).items()})
+    except Unmapped:
+        return None
+
+
+def read_settings(path: Path, metadata: dict[str, str], by_peft: bool) -> dict[str, dict]:
+    """The settings of each component by what `path` says, of all under "" where none is named; those of adapter_config
+    .json only for keys of peft's. Raises ModelError for one that is of another kind, or not known."""
+    found: dict[str, dict] = {}
+    if by_peft and (path.parent / ADAPTER_CONFIG).exists():
+        found[""] = read_json_object(path.parent / ADAPTER_CONFIG, ModelError, inside=True)
+    if HEADER in metadata:
+        said = parse_json_object(metadata[HEADER], f"{path}: {HEADER} of its header", ModelError)
+        for name, value in said.items():
+            component, dot, setting = name.partition(".")
+            found.setdefault(component if dot else "", {})[setting if dot else name] = value
+    for component, settings in found.items():
+        _check(settings, f"{path}: the settings of {component or 'its adapter'}")
+    return found
+
+
+def stated_alpha(settings: dict, layer: str, rank: int, where: str) -> float | None:
+    """The alpha of a layer's pair by the settings, None where there are none. Raises ModelError for another rank."""
+    if not settings:
+        return None
+    said = _of_layer(settings, "rank_pattern", layer, settings.get("r", rank))
+    if said != rank:
+        raise ModelError(f"{where} has rank {rank}, and the file says {said}; copy or make the file again")
+    alpha = _of_layer(settings, "alpha_pattern", layer, settings.get("lora_alpha"))
+    if alpha is None:
+        raise ModelError(f"{where}: the file describes its adapter without lora_alpha, so its scale is not known")
+    return float(alpha) * (math.sqrt(rank) if settings.get("use_rslora") else 1.0)
+
+
+def plain_alpha(metadata: dict[str, str], by_kohya: bool) -> tuple[str, float] | None:
+    """(name, value) of a scale that a header states for the whole file."""
+    for name in (KOHYA_SAID[1],) if by_kohya else _PLAIN:
+        try:
+            return name, float(metadata[name])
+        except (KeyError, ValueError):  # "Dynamic"
+            continue
+    return None
+
+
+def _check(settings: dict, where: str) -> None:
+    for name, value in settings.items():
+        if name in ("lora_alpha", "r"):
+            _require(_is_number(value), where, name, value, "is not a number")
+        elif name in ("alpha_pattern", "rank_pattern"):
+            whole = value is None or (isinstance(value, dict) and all(map(_is_number, value.values())))
+            _require(whole, where, name, value, "does not give a number to each layer")
+            odd = _odd_pattern(value or {})
+            _require(odd is None, where, name, odd, "is no name of a layer that is supported")
+        elif name == "use_rslora":
+            _require(value in (True, False, None), where, name, value, "is not true or false")
+        elif name in _NEUTRAL:
+            _require(value in _NEUTRAL[name], where, name, value, "is not supported")
+        elif name not in _HARMLESS:
+            _require(not value, where, name, value, "is not supported")  # use_dora, and what future versions add
+
+
+def _require(holds: bool, where: str, name: str, value, what: str) -> None:
+    if not holds:
+        raise ModelError(f"{where}: {name} {value!r:.80} {what}; convert the LoRA with the program that made it")
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30
+
+
+def _odd_pattern(patterns: dict) -> str | None:
+    """One that is not sought in no time, as names are, and a few expressions with one repeat."""
+    expressions = [one for one in patterns if not _NAME.fullmatch(one)]
+    if len(patterns) > _MOST_PATTERNS or len(expressions) > _MOST_EXPRESSIONS:
+        return next(iter(patterns))
+    for one in patterns:
+        try:
+            if len(one) > LONGEST_NAME or one.count("*") > 1 or not _PATTERN.fullmatch(one) or not re.compile(one):
+                return one
+        except re.error:
+            return one
+    return None
+
+
+def _of_layer(settings: dict, name: str, layer: str, default):
+    """What a pattern says of a layer: by peft's rule the first that the end of its name matches."""
+    ends = {layer[start:] for start in (0, *(match.end() for match in re.finditer(r"\.", layer)))}
+    for one, value in (settings.get(name) or {}).items():
+        if one in ends or (not _NAME.fullmatch(one) and re.match(rf"(?:.*\.)?(?:{one})$", layer)):
+            return value
+    return default

@@ -22,8 +22,7 @@ def check_loras(words: Sequence[str] | None) -> list[str]:
 
 
 def split_word(word: str) -> tuple[Path, float]:
-    """(file, weight) of "FILE:0.8", or of "FILE" with weight 1. Raises ConfigError, also where there is no such
-    file."""
+    """(file, weight) of "FILE:0.8", or of "FILE" with weight 1. Raises ConfigError, also for no such file."""
     name, colon, last = word.rpartition(":")
     try:
         name, weight = (name, float(last)) if colon else (word, 1.0)

@@ -10,16 +10,15 @@ import pytest
 from formats import write_mds
 from PIL import Image
 
-from ppldm.cache.kinds import PartCaptions, read_captions
+from ppldm.cache.plan import PartCaptions, read_captions
 from ppldm.data.cached.file import CachedFile, cached_path, create_file, read_key
 from ppldm.data.cached.key import EmbeddingsKey
 from ppldm.data.cached.run import CachedEmbeddings, EmbeddingsRule
 from ppldm.data.filelist import Source, list_parts
-from ppldm.data.formats.open import open_part
+from ppldm.data.formats.open import OpenParts, open_part
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.inputs import TextEmbeddings
-from ppldm.data.open_parts import OpenParts
 from ppldm.data.text.captions import CaptionRule, TagRule
 from ppldm.utils.errors import ConfigError, PartError, RowError
 

@@ -12,21 +12,23 @@ from hypothesis import strategies as st
 from ppldm.config.data import LATENTS_DTYPES
 from ppldm.data.cached.file import (
     REASONS,
+    Latents,
     cached_path,
     count_bytes,
     create_file,
     decode_array,
     encode_array,
+    encode_texts,
     find_cached,
     read_key,
+    read_texts,
 )
 from ppldm.data.cached.key import LatentsKey
-from ppldm.data.cached.latents import Latents, encode_texts, read_texts
 from ppldm.data.filelist import Source
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.crop import CropRule
+from ppldm.data.images import CropRule
 from ppldm.data.shapes import NO_SHAPE
 from ppldm.utils.errors import PartError, RowError
 
@@ -89,15 +91,16 @@ def test_texts_and_sizes_are_those_of_the_part(tmp_path, make_image):
     texts = [*read_texts(part), encode_texts(["one", "two\nlines\ud800"], {}), b""]
     key = make_key(part=part.identity)
     latents = Latents(make_file(tmp_path, key, [0, 1, 2, 0], texts=texts), key, writable=True)
-    assert [latents.captions(row) for row in range(3)] == [["a\u2028b 图"], [""], ["one", "two\nlines\ud800"]]
-    assert [latents.meta(row) for row in range(3)] == [rows[0].meta, {}, {}]
+    assert [latents.texts(row).caption for row in range(3)] == ["a\u2028b 图", "", "one"]
+    assert latents.texts(2).other_captions == ("two\nlines\ud800",)
+    assert [latents.texts(row).meta for row in range(3)] == [rows[0].meta, {}, {}]
     assert latents.widths.tolist() == [20, 21, 22, 23] and latents.heights.tolist() == [30, 31, 32, 33]
     with pytest.raises(RowError) as caught:
-        latents.captions(3)
+        latents.texts(3)
     assert caught.value.reason == "unreadable"
     latents.mark_bad(3, 0, "gzip")
     with pytest.raises(RowError) as caught:
-        latents.captions(3)
+        latents.texts(3)
     assert caught.value.reason == "gzip"
 
 

@@ -7,16 +7,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ppldm.data.cached.file import cached_path
+from ppldm.data.cached.file import Latents, cached_path, create_latents
 from ppldm.data.cached.key import LatentsKey
-from ppldm.data.cached.latents import Latents, create_latents
 from ppldm.data.cached.run import LatentsRule
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part, summarize
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.crop import CropRule
-from ppldm.data.select.parse import parse_where
+from ppldm.data.images import CropRule
+from ppldm.data.select.expression import parse_where
 from ppldm.data.select.selection import select_rows
 from ppldm.utils.errors import ConfigError, OutputError, PartError
 from ppldm.utils.rng import make_rng

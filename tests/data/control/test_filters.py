@@ -5,9 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from ppldm.data.control.filters import FILTERS, with_hole
-from ppldm.data.control.preview import to_picture
-from ppldm.data.control.spec import apply_filter, make_filter
+from ppldm.data.control import FILTERS, apply_filter, make_filter, to_picture, with_hole
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.rng import Stream, make_rng
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ppldm.data.control.spec import apply_filter, make_filter
+from ppldm.data.control import apply_filter, make_filter
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.layouts import LAYOUTS
 from ppldm.data.formats.part import write_part

@@ -12,7 +12,7 @@ import pytest
 from formats import pack_mds, write_mds, write_parquet
 
 from ppldm.data.filelist import Source
-from ppldm.data.formats import copies as copies_module
+from ppldm.data.formats import base as copies_module
 from ppldm.data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
 from ppldm.data.formats.open import build_indexes, open_part
 from ppldm.data.formats.part import drop_indexes

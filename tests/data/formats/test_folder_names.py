@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ppldm.data.formats import folder_names
-from ppldm.data.formats.folder_names import FolderNames, list_once, split_name
+from ppldm.data.formats import folder as folder_names
+from ppldm.data.formats.folder import FolderNames, list_samples, split_name
 from ppldm.data.formats.sample_files import SUFFIXES
 from ppldm.prepare.convert.units import FolderUnit
 
@@ -63,7 +63,7 @@ def test_a_folder_is_listed_once_for_all_spans_and_again_after_a_change(tmp_path
     monkeypatch.setattr(folder_names.os, "scandir", lambda path: listed.append(path) or real(path))
     unit = FolderUnit(tmp_path)
     spans = unit.spans(10)
-    assert [row.key for span in spans for row in unit.read(span)] == [f"{number:04}" for number in range(200)]
+    assert [key for span in spans for key, _ in unit.read(span)] == [f"{number:04}" for number in range(200)]
     assert sum(len(unit.input_pieces(span)) for span in spans) == 200 and len(listed) == 1
     (tmp_path / "0000a.jpg").touch()
     assert sum(span.rows for span in unit.spans(10)) == 201
@@ -71,7 +71,7 @@ def test_a_folder_is_listed_once_for_all_spans_and_again_after_a_change(tmp_path
 
 def test_a_folder_that_has_just_changed_is_not_believed(tmp_path):
     (tmp_path / "a.jpg").touch()
-    first = list_once(tmp_path)
+    first = list_samples(tmp_path)
     (tmp_path / "b.jpg").touch()
     os.utime(tmp_path)  # maybe within the same tick
-    assert (len(first), len(list_once(tmp_path))) == (1, 2)
+    assert (len(first), len(list_samples(tmp_path))) == (1, 2)

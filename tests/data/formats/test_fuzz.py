@@ -19,7 +19,7 @@ from ppldm.data.filelist import Source, read_sources
 from ppldm.data.formats.layouts import LAYOUTS
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.row import Row, decode_row, encode_row
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels
 from ppldm.utils.errors import PpldmError, RowError
 
 ROWS = 8

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ppldm.data.loader import build_loader
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
-from ppldm.utils.processes.world import World
+from ppldm.data.loader import BatchLoader
+from ppldm.data.order import Mix, StepSampler
+from ppldm.utils.processes.ranks import World
 
 pytestmark = pytest.mark.cold
 
@@ -27,7 +26,7 @@ def test_memory_does_not_grow_over_100_000_rows(make_dataset, make_sources):
     dataset = make_dataset(make_sources([60] * 100), resolution=8)
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), BATCH, BATCH, World(), 0, 1000)
     after = {}
-    for number, batch in enumerate(build_loader(dataset, sampler, 1), start=1):
+    for number, batch in enumerate(BatchLoader(dataset, sampler, 1), start=1):
         assert len(batch["pixel_values"]) == BATCH
         if number in (100, 990):
             (worker,) = multiprocessing.active_children()

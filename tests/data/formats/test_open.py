@@ -9,16 +9,15 @@ import pytest
 from formats import WRITERS, add_member, write_folder, write_parquet, write_tar
 
 from ppldm.data.filelist import Source, read_sources, write_filelist
-from ppldm.data.formats.index.entries import IndexSummary
+from ppldm.data.formats.index import IndexSummary
 from ppldm.data.formats.layouts import FORMATS
 from ppldm.data.formats.open import open_part, summarize
 from ppldm.data.formats.row import Row
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
-from ppldm.data.select.parse import parse_where
+from ppldm.data.order import Mix, StepSampler
+from ppldm.data.select.expression import parse_where
 from ppldm.data.select.selection import select_rows
 from ppldm.utils.errors import ConfigError, FilelistError, PartError, RowError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 
 @pytest.fixture

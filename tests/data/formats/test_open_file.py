@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ppldm.data.formats import base
+from ppldm.data.formats.base import OpenFile
 from ppldm.data.formats.folder import ImageFolder
-from ppldm.data.formats.open_file import OpenFile
 from ppldm.data.formats.part import Part, write_part
 from ppldm.utils.checksums import measure_file
 from ppldm.utils.errors import PartError, RowError

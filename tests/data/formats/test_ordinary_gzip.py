@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from isal import igzip
 
-from ppldm.data.formats import part as part_module
-from ppldm.data.formats.index.entries import PACKED_LINES, find_smallest_side
+from ppldm.data.formats.index import PACKED_LINES, find_smallest_side
 from ppldm.data.formats.part import Part, index_path, write_part
 from ppldm.data.formats.row import Row, decode_row, encode_row
 from ppldm.utils.errors import PartError
@@ -212,15 +211,15 @@ def test_an_index_overwritten_in_use_changes_nothing(tmp_path, make_rows):
 
 def test_one_builds_an_index_and_the_others_wait_for_it(tmp_path, monkeypatch):
     (tmp_path / "p.gz").write_bytes(gzip.compress(b"".join(make_lines(30))))
-    scanned, real = [], part_module._scan
+    scanned, real = [], Part._build
 
-    def scan(path, *rest):
-        scanned.append(path)
+    def scan(part):
+        scanned.append(part.path)
         assert (tmp_path / "p.gz.idx.lock").exists()
         threading.Event().wait(0.3)
-        return real(path, *rest)
+        return real(part)
 
-    monkeypatch.setattr(part_module, "_scan", scan)
+    monkeypatch.setattr(Part, "_build", scan)
     with ThreadPoolExecutor(4) as pool:
         assert {len(part) for part in pool.map(Part, [tmp_path / "p.gz"] * 4)} == {30}
     assert len(scanned) == 1 and not list(tmp_path.glob("*.lock"))

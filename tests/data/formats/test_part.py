@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 
 from ppldm.data.filelist import Source
+from ppldm.data.formats import index as stored_module
 from ppldm.data.formats import open as container
 from ppldm.data.formats import part as part_lines
 from ppldm.data.formats import part as part_module
-from ppldm.data.formats.index import cache as stored_module
-from ppldm.data.formats.index.entries import GZIP_MEMBERS, PLAIN_LINES, read_index, read_summary
+from ppldm.data.formats.index import GZIP_MEMBERS, PLAIN_LINES, read_index
 from ppldm.data.formats.part import Part, index_path, write_part
 from ppldm.data.formats.row import Row, decode_row, encode_row
 from ppldm.utils.errors import ConfigError, PartError, RowError
@@ -51,8 +51,8 @@ def bgzip(data, block=1000):
 @pytest.mark.parametrize("count", [1, 2, 150])
 def test_rows_come_back_at_random_and_by_plain_gzip(tmp_path, make_rows, count):
     rows = make_rows(0, count)
-    info = write_part(tmp_path / "p.gz", iter(rows))
-    assert (info.rows, info.bytes) == (count, (tmp_path / "p.gz").stat().st_size)
+    index = write_part(tmp_path / "p.gz", iter(rows))
+    assert (len(index.offsets), index.part_bytes) == (count, (tmp_path / "p.gz").stat().st_size)
     part = Part(tmp_path / "p.gz")
     assert [part.read(i) for i in reversed(range(count))] == rows[::-1]
     assert part.widths.tolist() == [20 + i % 3 for i in range(count)] and set(part.heights) == {18}
@@ -315,7 +315,7 @@ def test_an_index_older_than_its_part_is_used_where_the_checksum_confirms_it(tmp
     write_part(path, make_rows(0, 3))
     before = index_path(path).read_bytes()
     set_times(path, -(10**9))
-    monkeypatch.setattr(part_module, "_scan", None)
+    monkeypatch.setattr(Part, "_build", None)
     assert count_rows(path) == 3 and index_path(path).read_bytes() == before
     assert index_path(path).stat().st_mtime_ns >= path.stat().st_mtime_ns
 
@@ -418,7 +418,8 @@ def test_one_stale_index_is_one_warning(tmp_path, make_rows, capsys):
     write_part(tmp_path / "part.gz", make_rows(0, 3))
     write_part(tmp_path / "other.gz", make_rows(0, 4))
     os.replace(tmp_path / "part.gz.idx", tmp_path / "other.gz.idx")
-    for read in (read_summary, read_index):
-        assert read(tmp_path / "other.gz.idx", (tmp_path / "other.gz").stat().st_size, (GZIP_MEMBERS,)) is None
+    for only_header in (True, False):
+        size = (tmp_path / "other.gz").stat().st_size
+        assert read_index(tmp_path / "other.gz.idx", size, (GZIP_MEMBERS,), only_header) is None
     build_indexes([tmp_path / "other.gz"])
     assert capsys.readouterr().err.count("is not used: it is stale") == 1

@@ -14,9 +14,9 @@ from PIL import Image
 
 from ppldm.data.filelist import Source
 from ppldm.data.formats.open import open_part
-from ppldm.data.images.decode import FORMATS, decode_pixels
+from ppldm.data.images import FORMATS, decode_pixels
 from ppldm.evaluation.pictures import open_pictures
-from ppldm.prepare.convert.source import find_units
+from ppldm.prepare.convert.units import find_units, or_error
 from ppldm.training.commands.finetune import read_pictures
 from ppldm.utils.errors import RowError
 
@@ -49,22 +49,18 @@ def read(path: Path) -> list:
     format = "folder" if path.is_dir() else {".tar": "webdataset"}.get(path.suffix, path.suffix[1:])
     part = None if format == "jsonl" else open_part(path, Source(path, (path,), format=format).without_parts())
     units = find_units(path)
-    converted = [_try(row.load) for unit in units for span in unit.spans(3) for row in unit.read(span)]
+    converted = [outcome(row) for unit in units for span in unit.spans(3) for _, row in unit.read(span)]
     if part is not None:
-        assert [one[:2] for one in converted] == [_try(part.read, number)[:2] for number in range(len(part))] or any(
+        trained = [outcome(or_error(part.read, number)) for number in range(len(part))]
+        assert [one[:2] for one in converted] == [one[:2] for one in trained] or any(
             isinstance(one[0], RowError) for one in converted
         )
-        kinds = [isinstance(_try(part.read, number)[0], str) for number in range(len(part))]
-        assert kinds == [isinstance(one[0], str) for one in converted]
+        assert [isinstance(one[0], str) for one in trained] == [isinstance(one[0], str) for one in converted]
     return converted
 
 
-def _try(load, *arguments):
-    try:
-        row = load(*arguments)
-    except RowError as error:
-        return error, error.reason
-    return row.caption, row.image, row.meta
+def outcome(row):
+    return (row, row.reason) if isinstance(row, RowError) else (row.caption, row.image, row.meta)
 
 
 KINDS = {"JPEG": ("jpg", "jpeg", "jfif"), "PNG": ("png",), "WEBP": ("webp",), "GIF": ("gif",), "BMP": ("bmp",),

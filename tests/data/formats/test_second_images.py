@@ -10,9 +10,8 @@ import pytest
 from formats import WRITERS, write_parquet
 from PIL import Image
 
-from ppldm.data.filelist import Source, read_sources, write_filelist
-from ppldm.data.fingerprint import read_options
-from ppldm.data.formats.index.cache import IndexSpec
+from ppldm.data.filelist import Source, read_options, read_sources, write_filelist
+from ppldm.data.formats.index import IndexSpec
 from ppldm.data.formats.layouts import FORMATS
 from ppldm.data.formats.open import open_part, summarize
 from ppldm.data.formats.row import BadRows, Row

@@ -12,7 +12,7 @@ from PIL import Image
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part
 from ppldm.evaluation.pictures import open_pictures
-from ppldm.prepare.convert.source import find_units
+from ppldm.prepare.convert.units import find_units
 from ppldm.training.commands.finetune import read_pictures
 from ppldm.utils.errors import FilelistError, PartError
 
@@ -61,7 +61,7 @@ def doors(root: Path, beside: Path) -> dict[str, list[str]]:
     (beside / "data.list").write_text("data.filelist format=folder\n")
     units = find_units(root)
     return {
-        "convert": [row.load().caption for unit in units for span in unit.spans(2) for row in unit.read(span)],
+        "convert": [row.caption for unit in units for span in unit.spans(2) for _, row in unit.read(span)],
         "training": rows_of_list(beside / "data.list"),
         "evaluate": open_pictures(root).captions,
         "evaluate, ids": open_pictures(root).ids,
@@ -136,7 +136,7 @@ def test_what_is_not_read_beside_pictures_is_named(tmp_path, caplog):
 
 
 def test_a_folder_that_cannot_be_listed_is_one_line(tmp_path, monkeypatch):
-    from ppldm.data.formats import folder_names
+    from ppldm.data.formats import folder as folder_names
 
     plant(tmp_path / "pictures", 0)
     (tmp_path / "1.filelist").write_text("pictures\n")

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.images import crop as transforms
-from ppldm.data.images.crop import CropRule, DrawnCrop, scale_to_cover
-from ppldm.data.images.saliency import find_corner
+from ppldm.data import images as transforms
+from ppldm.data.images import CropRule, DrawnCrop, find_corner, scale_to_cover
 from ppldm.utils.errors import ConfigError, RowError
 from ppldm.utils.rng import make_rng
 
@@ -110,10 +109,10 @@ def test_a_smart_crop_draws_nothing_and_is_the_same_each_time():
     Image.fromarray(with_noise(300, 100, 250, 20, 40)).save(file, "PNG")
     rule, crop = CropRule(1.0, random=False, smart=True), np.empty((3, 50, 50), np.uint8)
     assert rule.draw(None) == DrawnCrop() and rule.kind == "smart" and rule.num_variants == 1
-    rule.load(file.getvalue(), DrawnCrop(), 0, crop)
+    rule.cut(rule.decode(file.getvalue()), DrawnCrop(), 0, crop)
     assert crop[:, :, 30:].std() > 20
     mirrored = np.empty_like(crop)
-    rule.load(file.getvalue(), DrawnCrop(mirrored=True), 7, mirrored)
+    rule.cut(rule.decode(file.getvalue()), DrawnCrop(mirrored=True), 7, mirrored)
     assert (crop[:, :, ::-1] == mirrored).all()
     with pytest.raises(ConfigError, match="choose one"):
         CropRule(smart=True)
@@ -162,8 +161,8 @@ def test_a_mirrored_crop_is_the_crop_mirrored(make_image):
     rule, image = CropRule(num_crops=2, flip=True), make_image(0, (40, 30))
     for crop in rule.list_variants():
         pixels, other = np.empty((2, 3, 16, 16), np.uint8)
-        rule.load(image, crop, 3, pixels)
-        rule.load(image, replace(crop, mirrored=not crop.mirrored), 3, other)
+        rule.cut(rule.decode(image), crop, 3, pixels)
+        rule.cut(rule.decode(image), replace(crop, mirrored=not crop.mirrored), 3, other)
         assert (pixels == other[:, :, ::-1]).all() and (pixels != other).any()
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.images.decode import check_pixels, decode_image, decode_pixels, image_size
+from ppldm.data.images import check_pixels, decode_image, decode_pixels, image_size
 from ppldm.utils.errors import RowError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hand_png import CHANNELS, KINDS, PALETTE_SIZE, chunk, shown, write_png
 
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels
 
 
 def make(kind, depth, transparent, seed, size=(5, 37)):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms
 
-from ppldm.data.images.decode import FORMATS, decode_pixels, has_other_profile
+from ppldm.data.images import FORMATS, decode_pixels, has_other_profile
 from ppldm.prepare.convert.convert import describe, merge_records
 from ppldm.prepare.convert.part_task import OTHER_PROFILES
 from ppldm.prepare.provenance.forgotten import read_manifest

@@ -4,7 +4,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.images.resize import INTERPOLATIONS, resize_crop
+from ppldm.data.kernels import INTERPOLATIONS, resize_crop
 
 FILTERS = {name: Image.Resampling[name.upper()] for name in ("lanczos", "bicubic", "bilinear")}
 

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels
 from ppldm.utils.errors import RowError
 
 WHITE_IS_ZERO, BLACK_IS_ZERO, RGB, PALETTE, CMYK, YCBCR = 0, 1, 2, 3, 5, 6

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.images.resize import transpose
+from ppldm.data.kernels import transpose
 
 
 @settings(deadline=None, max_examples=300)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.order import groups as module
-from ppldm.data.order.groups import BucketIndex
+from ppldm.data import shapes as module
+from ppldm.data.shapes import BucketIndex
 
 
 def make_shapes(count):

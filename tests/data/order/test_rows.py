@@ -4,7 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from ppldm.data.order.rows import Mix, Order, Successors
+from ppldm.data.order import Mix, Order, Successors
 from ppldm.utils.errors import ConfigError, DataError
 
 GRID = list(itertools.product([1, 2, 7, 64, 101], [1, 4, 7, 256], [1, 3, 64]))

@@ -2,10 +2,9 @@ import itertools
 
 import pytest
 
-from ppldm.data.order.rows import Mix
-from ppldm.data.order.step_sampler import StepSampler
+from ppldm.data.order import Mix, StepSampler
 from ppldm.utils.errors import ConfigError, DataError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 
 def flat(sampler):

@@ -7,16 +7,16 @@ import numpy as np
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.order.groups import BucketIndex, make_order, make_successors
-from ppldm.data.order.uses import Use, first_use, uses_of
+from ppldm.data.order import Mix, Successors, Use, first_use, uses_of
+from ppldm.data.shapes import BucketIndex
 
 
 def make(list_sizes, weights, num_shapes, group_size, seed):
     codes = np.random.default_rng(seed % 97).integers(0, num_shapes, sum(list_sizes)).astype(np.uint8)
     buckets = BucketIndex([(8, 8 * (code + 1)) for code in range(num_shapes)], codes, list_sizes)
     buckets = buckets if num_shapes > 1 else None
-    order = make_order(list_sizes, weights, seed, buckets, group_size)
-    return order, make_successors(list_sizes, weights, seed, buckets)
+    order = Mix(list_sizes, weights, seed, buckets, group_size)
+    return order, Successors(list_sizes, weights, seed, buckets)
 
 
 def walk(order, successors, bad, stop) -> dict[int, set[Use]]:

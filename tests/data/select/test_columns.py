@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.data.select import columns as module
-from ppldm.data.select.columns import Columns, ColumnsWriter, Distinct, Misfit
+from ppldm.data.select.columns import ColumnsWriter, Distinct, Misfit, read_blocks
 from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import field_names, parse_expression
 
@@ -57,7 +57,7 @@ def test_columns_are_judged_as_the_rows_are(tmp_path_factory, expression, metas,
     sizes = [{name: meta[name] for name in ("width", "height") if type(meta.get(name)) is int} for meta in metas]
     names = field_names(expression)
     found, start = [], 0
-    for num_rows, columns, errors in Columns(folder / "c", KEY).blocks(names):
+    for num_rows, columns, errors in read_blocks(folder / "c", KEY, names):
         assert errors is None and not {"width", "height"} & columns.keys()
         index = {
             name: np.array(
@@ -90,7 +90,7 @@ def test_columns_are_judged_as_the_rows_are(tmp_path_factory, expression, metas,
 )
 def test_numbers_are_arrays_where_those_are_exact(tmp_path, values, expected):
     write(tmp_path / "c", [("", {"a": value}) for value in values])
-    ((_, columns, _),) = Columns(tmp_path / "c", KEY).blocks({"a", "b"})
+    ((_, columns, _),) = read_blocks(tmp_path / "c", KEY, {"a", "b"})
     assert set(columns) == {"a"}
     column = columns["a"]
     if expected is Distinct:
@@ -118,7 +118,7 @@ def test_zero_is_a_number_and_nan_is_none():
 
 def test_rows_that_cannot_be_read_keep_their_place_and_reason(tmp_path):
     write(tmp_path / "c", [("x", {"a": 1}), "gzip", ("y", {}), "columns", "gzip"])
-    ((num_rows, columns, errors),) = Columns(tmp_path / "c", KEY).blocks({"a", "caption"})
+    ((num_rows, columns, errors),) = read_blocks(tmp_path / "c", KEY, {"a", "caption"})
     assert num_rows == 5 and np.isnan(columns["a"]).tolist() == [False, True, True, True, True]
     assert [columns["caption"].values[place] for place in columns["caption"].places] == ["x", None, "y", None, None]
     assert [errors.values[place] for place in errors.places] == [None, "gzip", None, "columns", "gzip"]
@@ -130,7 +130,7 @@ def test_the_same_rows_give_the_same_bytes_and_a_field_costs_its_own_bytes_alone
     assert write(tmp_path / "b", rows).read_bytes() == first
     read, pread = [], module.os.pread
     monkeypatch.setattr(module.os, "pread", lambda *where: read.append(where[1]) or pread(*where))
-    list(Columns(tmp_path / "a", KEY).blocks({"score"}))
+    read_blocks(tmp_path / "a", KEY, {"score"})
     assert sum(read) < len(first) / 2
 
 
@@ -138,28 +138,28 @@ def test_the_same_rows_give_the_same_bytes_and_a_field_costs_its_own_bytes_alone
 def test_columns_of_another_part_are_refused(tmp_path, key):
     write(tmp_path / "c", [("", {"a": 1})])
     with pytest.raises(Misfit, match="another part"):
-        Columns(tmp_path / "c", key)
+        read_blocks(tmp_path / "c", key, ())
 
 
 def test_columns_of_another_version_are_refused(tmp_path, monkeypatch):
     write(tmp_path / "c", [("", {"a": 1})])
     monkeypatch.setattr(module, "_VERSION", 2)
     with pytest.raises(Misfit, match="another part"):
-        Columns(tmp_path / "c", KEY)
+        read_blocks(tmp_path / "c", KEY, ())
 
 
 def test_every_damaged_byte_of_what_is_read_is_noticed(tmp_path):
     sound = write(tmp_path / "c", [("x", {"a": 1}), ("y", {"a": "z"})]).read_bytes()
-    expected = str(list(Columns(tmp_path / "c", KEY).blocks({"a", "caption"})))
+    expected = str(read_blocks(tmp_path / "c", KEY, {"a", "caption"}))
     flipped = [sound[:i] + bytes([sound[i] ^ 1]) + sound[i + 1 :] for i in range(len(module._MAGIC), len(sound))]
     for damaged in (*flipped, b"", sound[:9], sound[:-1], sound + b"\0"):
         (tmp_path / "c").write_bytes(damaged)
         with pytest.raises(Misfit):
-            found = str(list(Columns(tmp_path / "c", KEY).blocks({"a", "caption"})))
+            found = str(read_blocks(tmp_path / "c", KEY, {"a", "caption"}))
             assert found == expected, "wrong without a word"
 
 
 def test_every_row_may_have_fields_of_its_own(tmp_path):
     write(tmp_path / "c", [("", {f"field {i}": i}) for i in range(3000)])
-    ((_, columns, _),) = Columns(tmp_path / "c", KEY).blocks({"field 77"})
+    ((_, columns, _),) = read_blocks(tmp_path / "c", KEY, {"field 77"})
     assert np.flatnonzero(~np.isnan(columns["field 77"])).tolist() == [77]

@@ -9,8 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.data.select.evaluate import FALSE, judge, read_number
-from ppldm.data.select.expression import All, Any, Compare, Literal, Member, Not, field_names, parse_expression
-from ppldm.data.select.parse import parse_where
+from ppldm.data.select.expression import (
+    All,
+    Any,
+    Compare,
+    Literal,
+    Member,
+    Not,
+    field_names,
+    parse_expression,
+    parse_where,
+)
 from ppldm.utils.errors import ConfigError
 
 NAMES = ["width", "a", "b_2", "and", "two words", "é"]

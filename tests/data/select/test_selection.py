@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import Part, write_part
 from ppldm.data.formats.row import Row, encode_row
-from ppldm.data.order.rows import Mix
+from ppldm.data.order import Mix
 from ppldm.data.select import columns as columns_module
 from ppldm.data.select import columns as sidecar
 from ppldm.data.select import selection as selection_module
-from ppldm.data.select.parse import parse_where
+from ppldm.data.select.expression import parse_where
 from ppldm.data.select.selection import TOO_SMALL, Selection, select_rows
 from ppldm.utils.errors import DataError, RowError
 

@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 
-from ppldm.config.captions import CaptionOptions, caption_identity
+from ppldm.config.data import CaptionOptions, caption_identity
 from ppldm.data.formats.row import Row
 from ppldm.data.text.captions import CaptionRule, TagRule
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.commands.arguments import read_recipe
+from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, RowError
 from ppldm.utils.rng import Stream, make_rng
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from small_weights import write_clip
 
 from ppldm.config.clip_vocabulary import vocabulary_folder
-from ppldm.data.text.clip_tokenizer import ClipTokenizer
-from ppldm.data.text.tokenizer import load_tokenizer
+from ppldm.data.text.tokenizer import ClipTokenizer, load_tokenizer
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.fill import files_of
 from ppldm.weights.model_file import TokenizerFiles

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.text.coverage import Coverage, CoverageMeter
+from ppldm.data.text.captions import Coverage, CoverageMeter
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
 
 

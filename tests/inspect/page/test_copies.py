@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.inspect.page import facts
-from ppldm.inspect.page.facts import Copies
+from ppldm.inspect import measure as facts
+from ppldm.inspect.measure import Copies
 
 VALUES = st.lists(st.integers(0, 40), max_size=120)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.inspect.page.facts import NONE, find_language
+from ppldm.inspect.measure import NONE, find_language
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from PIL import Image
 from ppldm.cli import main as cli
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.inspect.page import facts
-from ppldm.inspect.page.facts import Facts
+from ppldm.inspect import measure as facts
+from ppldm.inspect.measure import Facts
 from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import write_json
 

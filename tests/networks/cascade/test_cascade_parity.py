@@ -16,7 +16,7 @@ import diffusers  # noqa: E402
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from ppldm.families.cascade_controlnet import control_misfits  # noqa: E402
+from ppldm.families.cascade import control_misfits  # noqa: E402
 from ppldm.networks.build import build_network  # noqa: E402
 from ppldm.networks.cascade.control import CascadeControlNet  # noqa: E402
 from ppldm.networks.cascade.unet import CascadeUNet  # noqa: E402

@@ -11,7 +11,7 @@ from paddle import nn
 from small_lpips import write_lpips
 
 from ppldm.networks.autoencoder import AutoencoderObjective
-from ppldm.networks.init import init_discriminator
+from ppldm.networks.build import init_discriminator
 from ppldm.networks.losses import GradientBalance, PatchDiscriminator, hinge_loss
 from ppldm.utils.errors import ModelError
 from ppldm.weights.formats.files import write_safetensors

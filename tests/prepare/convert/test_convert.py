@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelists import read_filelist
 from PIL import Image
 
-from ppldm.data.filelist import read_filelist, read_filelist_list
+from ppldm.data.filelist import read_filelist_list
 from ppldm.data.formats.part import Part
-from ppldm.data.images.crop import crop_pixels
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import crop_pixels, decode_pixels
 from ppldm.prepare.convert.convert import Conversion, convert, convert_source
 from ppldm.prepare.convert.reencode import Treatment
 from ppldm.utils.errors import ConfigError, DataError, OutputError

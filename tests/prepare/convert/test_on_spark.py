@@ -17,8 +17,7 @@ from hadoop_here import HadoopHere, at
 from ppldm.prepare.convert.convert import convert, convert_source
 from ppldm.prepare.convert.part_task import PartTask
 from ppldm.prepare.convert.reencode import Treatment
-from ppldm.prepare.convert.source import find_units
-from ppldm.prepare.convert.units import Span
+from ppldm.prepare.convert.units import Span, find_units
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 
@@ -75,6 +74,7 @@ def run(source, out, **options) -> None:
     convert(str(source), str(out), **{"rows_per_part": 3, "master": "local[2]", "num_workers": 1} | options)
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize("write", [write_tars, write_tables, write_one])
@@ -96,6 +96,7 @@ def test_an_address_gives_and_takes_what_a_folder_does(tmp_path, session, capsys
     assert not [*(tmp_path / "both").rglob("*.tmp")]
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_what_is_finished_stays_and_only_what_differs_is_made_again(tmp_path, session, capsys):

@@ -1,7 +1,6 @@
 """Law: every base name of a folder comes out once, in the order of keys, complete or with a named reason."""
 
 import io
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from PIL import Image
 from ppldm.data.filelist import Source
 from ppldm.data.formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ppldm.data.formats.open import open_part
-from ppldm.prepare.convert.source import find_units
-from ppldm.prepare.convert.units import FolderUnit, Span
+from ppldm.prepare.convert.units import FolderUnit, Span, find_units, or_error
 from ppldm.utils.errors import ConfigError, DataError, RowError
 from ppldm.utils.jobs import take_fingerprint
 
@@ -36,8 +34,8 @@ def read_folder(folder):
 
 
 def load_only_row(folder):
-    (row,) = read_folder(folder)
-    return row.load()
+    ((_, row),) = read_folder(folder)
+    return row
 
 
 def test_rows_come_sorted_by_key_whatever_the_names(tmp_path):
@@ -45,14 +43,14 @@ def test_rows_come_sorted_by_key_whatever_the_names(tmp_path):
     for name in names:
         write(tmp_path, **{f"{name}.PNG": b"x", f"{name}.txt": name})
     rows = list(read_folder(tmp_path))
-    assert [row.key for row in rows] == sorted(names)
-    assert [row.load().caption for row in rows] == sorted(names)
+    assert [key for key, _ in rows] == sorted(names)
+    assert [row.caption for _, row in rows] == sorted(names)
 
 
 def test_hidden_files_other_suffixes_and_subfolders_are_no_rows(tmp_path):
     write(tmp_path, **{"a.jpg": b"x", "a.txt": "a", "._a.jpg": b"x", "b.doc": b"x", "stats.json": "{}", "noext": b"x"})
     (tmp_path / "c.jpg").mkdir()
-    assert [row.key for row in read_folder(tmp_path)] == ["a"]
+    assert [key for key, _ in read_folder(tmp_path)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -70,10 +68,9 @@ def test_hidden_files_other_suffixes_and_subfolders_are_no_rows(tmp_path):
 )
 def test_an_incomplete_row_says_why(tmp_path, files, reason):
     write(tmp_path, **files, **{"z.jpg": b"x"})
-    with pytest.raises(RowError) as raised:
-        next(read_folder(tmp_path)).load()
-    assert raised.value.reason == reason
-    assert str(tmp_path) not in str(raised.value)
+    _, error = next(read_folder(tmp_path))
+    assert isinstance(error, RowError) and error.reason == reason
+    assert str(tmp_path) not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -116,20 +113,16 @@ def test_folders_that_give_nothing_are_named_errors(tmp_path):
 def read_to_convert(path):
     """(caption, image) of each row, or its reason, as conversion reads it."""
     units = find_units(path)
-    return [outcome(row.load) for unit in units for span in unit.spans(3) for row in unit.read(span)]
+    return [outcome(row) for unit in units for span in unit.spans(3) for _, row in unit.read(span)]
 
 
 def read_to_train(path, format):
     part = open_part(path, Source(Path("x.filelist"), (), format=format))
-    return [outcome(partial(part.read, row)) for row in range(len(part))]
+    return [outcome(or_error(part.read, row)) for row in range(len(part))]
 
 
-def outcome(read):
-    try:
-        row = read()
-        return row.caption, row.image, row.meta
-    except RowError as error:
-        return error.reason
+def outcome(row):
+    return row.reason if isinstance(row, RowError) else (row.caption, row.image, row.meta)
 
 
 def test_a_folder_has_the_same_rows_for_conversion_and_training(tmp_path):

@@ -21,10 +21,10 @@ from PIL import Image
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import Part
 from ppldm.data.formats.row import Row
-from ppldm.data.images.decode import decode_pixels
+from ppldm.data.images import decode_pixels
 from ppldm.prepare.convert.convert import Conversion, convert_source
 from ppldm.prepare.convert.reencode import Treatment, treat
-from ppldm.prepare.convert.source import find_units
+from ppldm.prepare.convert.units import find_units
 from ppldm.utils.errors import ConfigError, DataError, RowError
 
 NUM_ROWS = 11
@@ -248,7 +248,7 @@ def test_spans_cover_every_row_once(tmp_path, kind, rows_per_part):
         for span in unit.spans(rows_per_part):
             rows = list(unit.read(span))
             assert len(rows) == span.rows <= rows_per_part
-            keys += [row.key for row in rows]
+            keys += [key for key, _ in rows]
     assert keys == [f"{row:09}" for row in range(NUM_ROWS)]
 
 
@@ -296,9 +296,8 @@ def test_a_tar_that_is_damaged_where_a_span_ends_has_no_span_too_long(tmp_path):
     spans = unit.spans(2)
     assert [span.rows for span in spans] == [2, 2, 1]
     rows = [row for span in spans for row in unit.read(span)]
-    assert [row.key for row in rows] == ["0", "1", "2", "3", "x.tar"]
-    with pytest.raises(RowError, match="damaged"):
-        rows[-1].load()
+    assert [key for key, _ in rows] == ["0", "1", "2", "3", "x.tar"]
+    assert isinstance(rows[-1][1], RowError) and "damaged" in str(rows[-1][1])
 
 
 def test_rows_of_tables_that_cannot_be_used_are_counted_by_reason(tmp_path):

@@ -5,13 +5,13 @@ from datetime import date
 
 import pytest
 
-from ppldm.prepare.datasets import command
+from ppldm.prepare.datasets import entry as registry
 from ppldm.prepare.datasets.entry import expand, find_entry, list_entries
 from ppldm.utils.errors import ConfigError
 
 
 def show(name: str, capsys) -> str:
-    command.show(name)
+    registry.show(name)
     return capsys.readouterr().out
 
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from dataset_files import lines_of, parquet_of, pictures, tar_of, zip_of
 
-from ppldm.data.formats.mds.shard import MdsLayout
-from ppldm.prepare.convert.source import find_units
-from ppldm.prepare.datasets.captions import make_captions
-from ppldm.prepare.datasets.file_tasks import extract
+from ppldm.data.formats.mds import MdsLayout
+from ppldm.prepare.convert.units import find_units
+from ppldm.prepare.datasets.extract import extract, make_captions
 from ppldm.utils.errors import DataError
 
 IMAGES = pictures(0, 3)
@@ -68,7 +67,7 @@ def test_columns_by_name(tmp_path, kind):
     account = extract(path, tar, None, COLUMNS)
     assert (account["rows_in"], account["rows_out"], sum(account["skipped"].values())) == (3, 2, 1)
     (unit,) = find_units(tar.parent)
-    rows = [one.load() for span in unit.spans(10) for one in unit.read(span)]
+    rows = [row for span in unit.spans(10) for _, row in unit.read(span)]
     assert [row.image for row in rows] == IMAGES[:2] and [row.caption for row in rows] == ["a cat", "a dog"]
     assert all(row.meta["n"] == 1 for row in rows)
     again = tmp_path / "again.tar"

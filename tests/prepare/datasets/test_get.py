@@ -16,10 +16,8 @@ from web import encode
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import Part
 from ppldm.prepare.datasets import get as getting
-from ppldm.prepare.datasets.command import _describe_projection
 from ppldm.prepare.datasets.entry import Source, find_entry
-from ppldm.prepare.datasets.file_tasks import map_files
-from ppldm.prepare.datasets.get import Request, get_dataset, project
+from ppldm.prepare.datasets.get import Request, _describe_projection, get_dataset, map_files, project
 from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem
 from ppldm.utils.files import write_json
 from ppldm.utils.stages import run_stage
@@ -216,7 +214,7 @@ def test_any_data_set_of_the_hub(kind, world, tmp_path):
 
 
 def test_nothing_to_do_starts_nothing():
-    assert map_files(None, [], 1, "spark://nowhere:1") == []
+    assert map_files([], 1, "spark://nowhere:1") == []
 
 
 def test_another_set_does_not_get_the_folder(world, tmp_path):

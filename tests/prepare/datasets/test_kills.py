@@ -11,7 +11,7 @@ from forking import forking, kill, stop_when
 _IMPORTS = """
 from pathlib import Path
 from dataclasses import replace
-import ppldm.prepare.convert.convert, ppldm.prepare.datasets.file_tasks, duckdb, requests, huggingface_hub
+import ppldm.prepare.convert.convert, ppldm.prepare.datasets.extract, duckdb, requests, huggingface_hub
 from ppldm.prepare.datasets import fetch, get
 from ppldm.prepare.datasets.entry import find_entry
 
@@ -33,6 +33,7 @@ def data_of(out) -> dict:
     return {path.name: path.read_bytes() for path in sorted((out / "data/parts").glob("*"))}
 
 
+@pytest.mark.turn("a killed command goes on", 2)
 @pytest.mark.slow
 def test_killed_at_twenty_moments(tmp_path):
     with serving(SETS["journeydb"][0]()) as server:

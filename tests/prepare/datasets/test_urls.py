@@ -8,9 +8,8 @@ import pytest
 from dataset_files import SIDES, parquet_of, pictures
 
 from ppldm.prepare import pipeline as pipelines
-from ppldm.prepare.datasets.command import _describe_report
 from ppldm.prepare.datasets.entry import find_entry
-from ppldm.prepare.datasets.get import Request, get_dataset
+from ppldm.prepare.datasets.get import Request, _describe_report, get_dataset
 from ppldm.prepare.pipeline import make_stages, read_config
 from ppldm.utils.files import write_json
 

@@ -15,9 +15,8 @@ import web
 from downloads import SETTINGS, SHARD_SETTINGS, read_images, read_rows, write_metadata
 from hadoop_here import HadoopHere, at
 
-from ppldm.prepare.download.download import download
+from ppldm.prepare.download.download import download, put_shard
 from ppldm.prepare.download.part import PartDownload, find_columns, find_parts
-from ppldm.prepare.download.run import put_shard
 from ppldm.prepare.download.shard import record_path, stats_path, work_folder
 from ppldm.prepare.place import AddressPath, Hadoop, connect, path_of
 from ppldm.utils.errors import ConfigError, DataError, OutputError
@@ -60,6 +59,7 @@ def rows_by_key(folder: Path) -> list[dict]:
     return sorted(read_rows(folder), key=lambda row: row["key"])
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize("output_format", ["files", "webdataset"])
@@ -83,6 +83,7 @@ def test_at_an_address_lies_what_lies_in_a_folder(server, tmp_path, session, cap
     assert json.loads((at / "part_1/.download/report.json").read_text())["success"] == 70
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_what_is_finished_stays_and_only_the_rest_is_fetched(server, tmp_path, session, capsys):
@@ -128,6 +129,7 @@ def test_what_is_finished_stays_and_only_the_rest_is_fetched(server, tmp_path, s
         download(arguments[0], (tmp_path / "foreign").as_uri(), **settings)
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_retries_and_accounts_read_tables_at_the_address(server, tmp_path, session, capsys):
@@ -240,7 +242,7 @@ def test_metadata_at_an_address_is_planned_as_in_a_folder(tmp_path, place):
                     with task.rows_file.open("rb") as file:
                         rows = pa.ipc.open_file(file).read_all().to_pylist()
                     tasks.append((columns, task.number, task.num_rows, task.rows_file.name, rows))
-            sides.append(([(part.number, part.path.name, part.num_rows) for part in parts], tasks))
+            sides.append(([(part.number, part.path.name, part.rows) for part in parts], tasks))
         assert sides[0] == sides[1] and len(sides[0][1]) == (2 if part_id else 4)
     with pytest.raises(ConfigError, match="--part-id 3 is not in file:"):
         find_parts(place, 3)

@@ -7,7 +7,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from ppldm.prepare.download.hosts import HostLimits, read_retry_after
+from ppldm.prepare.download.fetch import HostLimits, read_retry_after
 
 
 def refusal(code=429, retry_after=None) -> HTTPError:
@@ -42,7 +42,7 @@ def refuse_at(hosts: HostLimits, clock: list[float], times) -> list[float]:
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("ppldm.prepare.download.hosts.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ppldm.prepare.download.fetch.time.monotonic", lambda: now[0])
     return now
 
 

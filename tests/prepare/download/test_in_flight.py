@@ -9,9 +9,8 @@ import stubborn
 import web
 from downloads import SETTINGS, read_rows, write_metadata
 
-from ppldm.data.images.decode import check_pixels, check_scans, decode_image, decode_pixels
-from ppldm.prepare.download import download as download_command
-from ppldm.prepare.download import run as download_run
+from ppldm.data.images import check_pixels, check_scans, decode_image, decode_pixels
+from ppldm.prepare.download import download as download_run
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.resize import Resizer, blame, read_blamed, watching
 from ppldm.utils.errors import RowError
@@ -21,15 +20,15 @@ from ppldm.utils.errors import RowError
 def test_all_rows_but_the_stubborn_ones_are_delivered(tmp_path, monkeypatch, capsys, end):
     poison = (7, 13)
     pictures = tuple(web.encode(web.picture(number)) for number in poison)
-    monkeypatch.setattr(download_run, "download_shard", stubborn.download_stubborn_shard)
-    make = download_command._make_settings
+    monkeypatch.setattr("ppldm.prepare.download.shard.download_shard", stubborn.download_stubborn_shard)
+    make = download_run._make_settings
 
     def make_stubborn(*arguments):
         settings = make(*arguments)
         resizer = stubborn.StubbornResizer(**vars(settings.resizer), poison=pictures, end=end)
         return replace(settings, resizer=resizer)
 
-    monkeypatch.setattr(download_command, "_make_settings", make_stubborn)
+    monkeypatch.setattr(download_run, "_make_settings", make_stubborn)
     with web.serve() as server:
         urls = [server.url(f"good/{number}.jpg") for number in range(20)]
         metadata = write_metadata(tmp_path / "part_1.parquet", urls)

@@ -7,10 +7,9 @@ import socket
 import pytest
 import web
 
-from ppldm.prepare.download import hosts
+from ppldm.prepare.download import fetch as hosts
 from ppldm.prepare.download.failures import classify
-from ppldm.prepare.download.fetch import Fetcher, FetchError, FetchSettings
-from ppldm.prepare.download.hosts import is_named_private, is_public
+from ppldm.prepare.download.fetch import Fetcher, FetchError, FetchSettings, is_named_private, is_public
 
 PRIVATE = [
     "127.0.0.1", "127.9.9.9", "10.0.0.1", "172.16.0.1", "172.31.255.255", "192.168.1.1", "169.254.169.254", "0.0.0.0",

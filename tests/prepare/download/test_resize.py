@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.images.decode import FORMATS, decode_pixels, image_size
+from ppldm.data.images import FORMATS, decode_pixels, image_size
 from ppldm.prepare.download.failures import classify
 from ppldm.prepare.download.resize import Resizer
 from ppldm.utils.errors import ConfigError, RowError

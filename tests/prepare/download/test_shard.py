@@ -13,7 +13,7 @@ from downloads import SHARD_SETTINGS as SETTINGS
 from downloads import read_images, read_rows
 
 from ppldm.prepare.block_list import BlockList
-from ppldm.prepare.download.part import MetadataPart, PartDownload, write_rows
+from ppldm.prepare.download.part import PartDownload, write_rows
 from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.download.shard import (
     ShardTask,
@@ -26,6 +26,7 @@ from ppldm.prepare.download.shard import (
     record_path,
     stats_path,
 )
+from ppldm.prepare.metadata import Table
 from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import read_json, write_json
 
@@ -162,7 +163,7 @@ def test_an_account_of_older_classes_is_made_again(tmp_path):
     write_json(stats_path(tmp_path, 0), {"duration": 9.0})
     record_path(tmp_path, 0).parent.mkdir(parents=True)
     write_json(record_path(tmp_path, 0), {"rows": 2, "success": 1, "failed": {"4xx": 1}, "retried": {}, "seconds": 2.5})
-    item = PartDownload(MetadataPart(1, tmp_path / "part_1.parquet", 2), tmp_path, None, SETTINGS)
+    item = PartDownload(Table(tmp_path / "part_1.parquet", 2, number=1), tmp_path, None, SETTINGS)
     report = item.report()
     assert report["failed"] == {"limited": 1} and report["success"] == 1 and report["shard_seconds"] == 2.5
     record_path(tmp_path, 0).unlink()

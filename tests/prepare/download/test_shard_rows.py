@@ -7,15 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.prepare.download.part import (
-    MetadataPart,
     RowColumns,
-    count_shards,
     find_columns,
     find_parts,
     read_shards,
     regroup,
     sample_urls,
 )
+from ppldm.prepare.metadata import Table
 from ppldm.utils.errors import ConfigError, DataError
 
 
@@ -33,16 +32,16 @@ def test_regrouping_keeps_rows_and_order(lengths, size):
     groups = [table["n"].to_pylist() for table in regroup(tables, size)]
     assert [number for group in groups for number in group] == list(range(sum(lengths)))
     assert all(len(group) == size for group in groups[:-1]) and all(groups)
-    assert len(groups) == count_shards(sum(lengths), size)
+    assert len(groups) == -(-sum(lengths) // size)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 10, 11])
 def test_a_shard_is_its_rows_of_the_file(tmp_path, size):
     path = write(tmp_path / "a.parquet", hash=list(range(10)))
-    part = MetadataPart(1, path, 10)
+    part = Table(path, 10, number=1)
     columns = find_columns(path)
     shards = dict(read_shards(part, columns, size, range(100)))
-    assert shards.keys() == set(range(count_shards(10, size)))
+    assert shards.keys() == set(range(-(-10 // size)))
     for number, table in shards.items():
         rows = list(range(number * size, min(10, number * size + size)))
         assert table.to_pydict() == {
@@ -55,7 +54,7 @@ def test_parts_are_ordered_by_their_numbers(tmp_path):
     for name in ("part_10", "part_2", "part_1"):
         write(tmp_path / f"{name}.parquet")
     (tmp_path / "_SUCCESS").touch()
-    assert [(part.number, part.path.stem, part.num_rows) for part in find_parts(tmp_path, 0)] == [
+    assert [(part.number, part.path.stem, part.rows) for part in find_parts(tmp_path, 0)] == [
         (1, "part_1", 10), (2, "part_2", 10), (10, "part_10", 10),
     ]  # fmt: skip
     assert [part.path.stem for part in find_parts(tmp_path, 10)] == ["part_10"]
@@ -109,7 +108,7 @@ def test_columns_that_cannot_be(tmp_path, flags, message):
 
 def test_the_sample_is_of_rows_that_have_a_url_and_always_the_same(tmp_path):
     path = write(tmp_path / "a.parquet", URL=[None if row % 2 else f"http://a/{row}" for row in range(10)])
-    part = MetadataPart(1, path, 10)
+    part = Table(path, 10, number=1)
     urls = sample_urls(part, "URL", 6)
     assert urls and len(set(urls)) == len(urls) and urls == sample_urls(part, "URL", 6)
     assert sample_urls(part, "URL", 99) == [f"http://a/{row}" for row in range(0, 10, 2)]
@@ -121,7 +120,7 @@ def test_a_damaged_file_is_named_whether_it_is_sampled_or_read(tmp_path):
     damaged = bytearray(path.read_bytes())
     damaged[10:100] = b"\xff" * 90
     path.write_bytes(damaged)
-    part = MetadataPart(1, path, 10)
+    part = Table(path, 10, number=1)
     with pytest.raises(DataError, match="a.parquet is damaged.*fetch"):
         list(read_shards(part, columns, 4, {0}))
     with pytest.raises(DataError, match="a.parquet is damaged.*fetch"):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import Compare, Field, Literal, Member, parse_expression
-from ppldm.inspect.duplicates.pairs import duckdb_engine
-from ppldm.prepare.datasets.captions import find_captions, make_captions
+from ppldm.inspect.duplicates.dedup import duckdb_engine
+from ppldm.prepare.datasets.extract import find_captions, make_captions
 from ppldm.prepare.filter import duckdb_engine as filter_duckdb
 from ppldm.prepare.filter import spark_engine as filter_spark
 from ppldm.prepare.filter.filter import filter_tables, make_plan
@@ -67,6 +67,7 @@ def test_a_text_is_itself_to_duckdb(tmp_path, drawn):
     check_engine(filter_duckdb, tmp_path, drawn)
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -122,6 +123,7 @@ def test_a_folder_is_itself_to_duckdb(tmp_path, name):
     check_path(name, tmp_path, "duckdb")
 
 
+@pytest.mark.turn("Spark does what one process does", 4)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize("name", [name for name in NAMES if "${" not in name and ":" not in name])

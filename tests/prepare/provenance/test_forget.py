@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from filelists import read_filelist
 
-from ppldm.data.filelist import read_filelist
 from ppldm.data.formats.part import Part
 from ppldm.prepare.convert.convert import convert_source, describe
 from ppldm.prepare.provenance.forget import forget, forget_rows
-from ppldm.prepare.provenance.forgotten import Forgotten, host_of, read_entries, read_forgotten
+from ppldm.prepare.provenance.forgotten import Forgotten, host_of, read_entries
 from ppldm.prepare.provenance.lineage import lineage, trace_rows
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 from ppldm.utils.pictures import save_png
@@ -214,7 +214,7 @@ def test_entries_are_read_from_files_and_the_command_reports(tmp_path, data, cap
     forget(str(data), domain=str(tmp_path / "domains"), key=str(tmp_path / "keys"), num_workers=1)
     text = capsys.readouterr().out
     assert "3 row(s) taken out" in text and "example.com: 2" in text and "nowhere.org: not there" in text
-    assert read_forgotten(data) == entries
+    assert Forgotten.read(data) == entries
     with pytest.raises(ConfigError, match="nothing to forget"):
         read_entries(None, None, None)
     with pytest.raises(ConfigError, match="--url: cannot read"):

@@ -17,13 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.cache.kinds import PartCaptions
-from ppldm.data.cached.file import CachedFile, cached_path, create_file, unfinished_path
+from ppldm.cache.plan import PartCaptions
+from ppldm.data.cached.file import CachedFile, Latents, cached_path, create_file, create_latents, unfinished_path
 from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
-from ppldm.data.cached.latents import Latents, create_latents
 from ppldm.data.filelist import Source
 from ppldm.data.formats.part import Part
-from ppldm.data.images.crop import CropRule
+from ppldm.data.images import CropRule
 from ppldm.prepare.convert.convert import convert_source
 from ppldm.prepare.provenance.forget import describe, forget_rows
 from ppldm.prepare.provenance.forgotten import Forgotten
@@ -246,13 +245,13 @@ def test_in_a_folder_of_their_own_the_files_of_other_data_stay(made, tmp_path):
 def test_what_the_cache_folder_has_of_the_part_goes_too(made, tmp_path, monkeypatch):
     monkeypatch.setenv("PPLDM_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copytree(made / "data", tmp_path / "data")
-    from ppldm.data.select.columns import columns_spec
+    from ppldm.data.formats.index import COLUMNS
 
     part = tmp_path / "data/parts/part-00000.gz"
-    columns = columns_spec().cached_index_path(part)
+    columns = COLUMNS.cached_index_path(part)
     columns.parent.mkdir()
-    shutil.copy(columns_spec().index_path(part), columns)
-    shutil.copy(columns, columns_spec("vc").index_path(part))
+    shutil.copy(COLUMNS.index_path(part), columns)
+    shutil.copy(columns, COLUMNS.of_layout("vc").index_path(part))
     forget_rows(tmp_path / "data", Forgotten(keys=frozenset(["0001"])))
     assert_gone([1], made, tmp_path / "data", tmp_path / "cache")
 

@@ -7,8 +7,8 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from filelists import read_filelist
 
-from ppldm.data.filelist import read_filelist
 from ppldm.data.formats.part import Part
 from ppldm.data.text.captions import CaptionRule
 from ppldm.prepare.convert.convert import convert_source
@@ -180,7 +180,8 @@ def test_what_a_command_cannot_answer(data, tmp_path):
 
 @pytest.mark.slow
 def test_training_on_new_captions_is_training_on_captions_that_were_there(data, tmp_path, tiny):
-    from ppldm.training.commands.arguments import parse_arguments
+    from command_line import parse_arguments
+
     from ppldm.training.prepare import prepare
     from ppldm.training.train import run_loop
 

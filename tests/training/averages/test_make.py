@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from tiny_model import load_pipeline
 
 from ppldm.cli.main import run as command
@@ -14,7 +15,6 @@ from ppldm.families.ldm import LdmConfig
 from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay, exponent_of
 from ppldm.training.averages.make import add_up, choose, combine, survey
 from ppldm.training.averages.snapshots import SNAPSHOTS, Snapshot, SnapshotWriter, list_snapshots
-from ppldm.training.commands.arguments import parse_arguments
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ConfigError

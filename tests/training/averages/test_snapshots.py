@@ -16,7 +16,7 @@ from ppldm.training.averages.snapshots import (
     remove_later,
     write_snapshot,
 )
-from ppldm.training.checkpoint.checkpoint import POSTHOC_STATE, TrainingState, load_model
+from ppldm.training.checkpoint import POSTHOC_STATE, TrainingState, load_model
 from ppldm.utils.errors import CheckpointError, ModelError
 
 
@@ -117,7 +117,7 @@ def test_a_resumed_run_goes_on_from_both_averages(tmp_path):
         )
 
     saved, again = state(), state()
-    for one in saved.averages:
+    for one in saved.posthoc.values():
         one.parameters["net.w"].set_value(values + 1)
         one.update({})
     paddle.save(layer.state_dict(), str(tmp_path / "model_state.pdparams"))
@@ -125,7 +125,7 @@ def test_a_resumed_run_goes_on_from_both_averages(tmp_path):
         load_model(tmp_path, again)
     paddle.save(saved.posthoc_state(), str(tmp_path / POSTHOC_STATE))
     load_model(tmp_path, again)
-    for one, other in zip(saved.averages, again.averages, strict=True):
+    for one, other in zip(saved.posthoc.values(), again.posthoc.values(), strict=True):
         assert one.num_updates == other.num_updates == 4
         assert (one.shadow["net.w"].numpy() == other.shadow["net.w"].numpy()).all()
         assert (one.shadow["net.w"].numpy() != values).any()

@@ -11,25 +11,21 @@ import pytest
 from paddlenlp.trainer import Trainer, TrainingArguments
 from small_disk import small_disk
 
-from ppldm.training.checkpoint.checkpoint import (
+from ppldm.training.checkpoint import (
     TrainerState,
     TrainingState,
     _load,
     contents_of,
     count_bytes,
-    find_checkpoint,
     list_checkpoints,
     load_model,
     load_optimizer,
-    newest_checkpoint,
-    read_manifest,
     removable,
     save_checkpoint,
-    set_aside_after,
-    verify,
     versions,
 )
 from ppldm.training.run import copy_to_host
+from ppldm.training.run_folder import find_checkpoint, newest_checkpoint, read_manifest, set_aside_after, verify
 from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError, ModelError
 from ppldm.weights.formats.paddle_files import write_tree
 
@@ -234,7 +230,7 @@ def test_backups_are_kept_for_ever(tmp_path):
 
 def test_nothing_is_removed_before_the_new_one_verifies(tmp_path, monkeypatch):
     save(tmp_path, 1)
-    monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.verify", lambda _: "a bad disk")
+    monkeypatch.setattr("ppldm.training.checkpoint.verify", lambda _: "a bad disk")
     with pytest.raises(CheckpointError, match="does not verify after writing"):
         save(tmp_path, 2, limit=1)
     assert steps(list_checkpoints(tmp_path)) == [2, 1]
@@ -326,7 +322,7 @@ def test_the_space_is_counted_before_writing(tmp_path, monkeypatch):
     tensors = count_bytes({"model": state.model.state_dict(), "optimizer": state.optimizer.state_dict()})
     assert tensors == (9 * 3 + 4) * 4  # weights and two moments of each, four powers of beta
     assert 0 < sum(path.stat().st_size for path in written.iterdir()) - tensors < 1 << 20
-    monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: 1 << 20)
+    monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: 1 << 20)
     with pytest.raises(DiskFullError, match=r"needs 0.001 GB, .* has 0.001 GB free; free some"):
         save(tmp_path, 2, state=state)
     assert not list(tmp_path.glob("*checkpoint*"))
@@ -343,7 +339,7 @@ def test_a_full_disk_keeps_the_older_checkpoint(disk, monkeypatch, counted):
     state = make_state(width=100_000)  # 1.2 MB, as there are no moments yet
     old = save(disk, 1, state=state, limit=1)
     if not counted:  # somebody else fills the disk while we write
-        monkeypatch.setattr("ppldm.training.checkpoint.checkpoint.count_free_bytes", lambda _: 1 << 40)
+        monkeypatch.setattr("ppldm.training.checkpoint.count_free_bytes", lambda _: 1 << 40)
     (disk / "filler").write_bytes(bytes(2 << 20))
     with pytest.raises(DiskFullError, match="needs 0.002 GB" if counted else "the disk filled up while writing"):
         save(disk, 2, state=state, limit=1)

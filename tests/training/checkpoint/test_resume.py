@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import parse_arguments
 
 import ppldm
-from ppldm.families.common.ldm_build import build_model
+from ppldm.families.ldm_build import build_model
 from ppldm.networks.build import build_network, save_component
 from ppldm.networks.configs import read_new_config
-from ppldm.training.checkpoint.checkpoint import read_manifest, verify
-from ppldm.training.checkpoint.resume import differences
-from ppldm.training.commands.arguments import parse_arguments
+from ppldm.training.checkpoint import differences
 from ppldm.training.prepare import prepare
+from ppldm.training.run_folder import read_manifest, verify
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ModelError

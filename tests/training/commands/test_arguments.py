@@ -6,15 +6,17 @@ import shlex
 from pathlib import Path
 
 import pytest
+from command_line import make_recipe, parse_arguments, tree_of
 from paddlenlp.trainer import TrainingArguments
 
 from ppldm.config.option import options
-from ppldm.config.recipe import groups_of, make_recipe
+from ppldm.config.recipe import groups_of
 from ppldm.config.training import TrainingOptions
 from ppldm.families.autoencoder import AutoencoderConfig
-from ppldm.families.ldm import FAMILY, LdmConfig
+from ppldm.families.base import get_family
+from ppldm.families.ldm import LdmConfig
 from ppldm.networks.ema import GradualDecay, IntervalDecay
-from ppldm.training.commands.arguments import make_parser, names_of_trainer_flags, parse_arguments, read_recipe
+from ppldm.training.commands.train import make_parser, names_of_trainer_flags, read_recipe
 from ppldm.training.rows import count_steps
 from ppldm.utils.errors import ConfigError
 
@@ -163,7 +165,7 @@ def test_two_budgets_that_differ_are_refused():
     ],
 )
 def test_forms_of_the_average(flags, decay):
-    assert FAMILY.average(parse_arguments(flags.split(), loop=True)[0]) == decay
+    assert get_family("ldm").average(parse_arguments(flags.split(), loop=True)[0]) == decay
 
 
 @pytest.mark.parametrize("loop", [True, False])
@@ -373,8 +375,8 @@ def test_a_recipe_of_flags_is_the_recipe_of_its_tree(loop):
         "--do_train --output_dir o --lr_scheduler cosine --no_random_crop --where width>5 --use_ema --report_to none"
     )
     recipe = read_recipe(flags.split(), loop)
-    assert make_recipe(recipe.tree(), not loop, LdmConfig) == recipe
-    assert recipe.tree()["data"]["where"] == "width>5" and recipe.family == "ldm"
+    assert make_recipe(tree_of(recipe), not loop, LdmConfig) == recipe
+    assert tree_of(recipe)["data"]["where"] == "width>5" and recipe.family == "ldm"
 
 
 def test_the_trainer_wants_do_train():
@@ -390,7 +392,7 @@ def test_autoencoder_flags():
 
 
 def test_loader_processes_above_the_cores_are_told_where_they_were_asked_for(capsys, monkeypatch):
-    for module in ("config.training", "training.commands.arguments"):
+    for module in ("config.training", "training.commands.train"):
         monkeypatch.setattr(f"ppldm.{module}.count_usable_cores", lambda: 2)
     for flags, is_told in (([], False), (["--num_workers", "2"], False), (["--num_workers", "3"], True)):
         parse_arguments(flags, loop=True)

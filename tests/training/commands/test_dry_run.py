@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from tiny_model import write_base
 
+from ppldm.config.load import list_presets
 from ppldm.config.network_files import CONFIG_DIR
-from ppldm.config.presets import list_presets
 from ppldm.families.base import get_family
-from ppldm.families.ldm import FAMILY, LdmConfig
+from ppldm.families.ldm import LdmConfig
 from ppldm.training.commands import dry_run
-from ppldm.training.commands.arguments import read_dry_run, read_recipe
-from ppldm.training.commands.train import check_recipe, run_training
+from ppldm.training.commands.train import check_recipe, read_dry_run, read_recipe, run_training
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.fill import parameter_shapes
 
@@ -100,7 +99,7 @@ def test_adapters_are_counted_as_they_are_built(tiny, tmp_path, monkeypatch, cap
              "--lora_components", "unet", "text_encoder", "--train_tokens", "<a>=^pict", "^[0-9]$", "<b>"]  # fmt: skip
     words = [*map(str, words)]
     recipe = read_recipe(words, True, LdmConfig)
-    model = FAMILY.build(recipe.model, recipe.data, 0)
+    model = get_family("ldm").build(recipe.model, recipe.data, 0)
     built = {name: sum(one.size for one in layer.parameters()) for name, layer in model.adapters.items()}
     run_training([*words, "--dry_run", "--json"], True, LdmConfig)
     report = json.loads(capsys.readouterr().out)

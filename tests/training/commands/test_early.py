@@ -98,7 +98,7 @@ def test_flags_of_paddlenlp_load_paddle_on_a_prepared_cpu():
     """Its threads and MKL's path must be chosen before Paddle is loaded, or they have no effect."""
     code = (
         "import os, sys\n"
-        "from ppldm.training.commands.arguments import refuse_other_flags\n"
+        "from ppldm.training.commands.train import refuse_other_flags\n"
         "seen = []\n"
         "class Watch:\n"
         "    def find_spec(name, *others):\n"

@@ -15,11 +15,11 @@ from small_weights import small_weights, write_clip
 from ppldm.cli.main import run
 from ppldm.data.filelist import read_filelist_list
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.training.commands.arguments import read_recipe
 from ppldm.training.commands.finetune import Settings, plan, read_pictures, read_start, write_lists
+from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, PpldmError
 from ppldm.weights.lora.files import read_lora
-from ppldm.weights.lora.tokens import read_tokens
+from ppldm.weights.lora.merge import read_tokens
 from ppldm.weights.read import read_component
 from ppldm.weights.write import write_weights
 
@@ -143,7 +143,7 @@ def test_pictures_of_the_class_are_mixed_one_to_one(base, pictures, tmp_path):
     assert [stage.name for stage in stages] == ["data", "class", "class-data", "training", "pictures"]
     for path, text in write_lists(settings, own).items():
         path.write_text(text)
-    for folder, name in (("data", f"pictures-{own.digest}"), ("class-data", "class")):
+    for folder, name in (("data", own.name), ("class-data", "class")):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / f"{name}.filelist").write_text("")
     mixed = read_filelist_list(tmp_path / "mixed.filelist.list")
@@ -180,6 +180,7 @@ def test_bad_input_is_one_line(base, pictures, words, message):
         run(["finetune", *(words if "--base" in words else [*words, "--base", str(base)]), "--dry-run"])
 
 
+@pytest.mark.turn("commands lead from a folder to pictures", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_one_command_leads_from_a_folder_to_pictures_and_goes_on(base, pictures, tmp_path, capfd, method):
@@ -205,6 +206,7 @@ sys.addaudithook(stop)
 """
 
 
+@pytest.mark.turn("commands lead from a folder to pictures", 2)
 @pytest.mark.slow
 def test_a_lora_and_a_token_of_stable_diffusion_beside_pictures_of_the_class(pictures, tmp_path, monkeypatch, capfd):
     weights, clip, out = small_weights(unet={"sample_size": 4}), write_clip(tmp_path / "clip"), tmp_path / "out"

@@ -11,20 +11,20 @@ import pytest
 from tiny_model import write_base
 
 from ppldm.cli.main import run
+from ppldm.config.load import read_yaml
 from ppldm.config.network_files import CONFIG_DIR
-from ppldm.config.yaml_file import read_yaml
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import Part
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.training.commands import dry_run, init
-from ppldm.training.commands.arguments import read_recipe
 from ppldm.training.commands.init import DATA, GOALS, MACHINES, QUESTIONS
+from ppldm.training.commands.train import read_recipe
 from ppldm.training.doctor import run as doctors_run
 from ppldm.training.doctor import run as forecast
 from ppldm.training.doctor.command import FoundErrors, doctor
 from ppldm.training.rows import open_sources
 from ppldm.utils.errors import ConfigError
-from ppldm.utils.machine import devices
+from ppldm.utils.machine import nvidia_smi
 from ppldm.utils.machine.devices import KINDS
 from ppldm.utils.machine.nvidia_smi import Gpu
 
@@ -77,7 +77,7 @@ def test_every_setting_of_a_recipe_stands_under_its_help(tiny, place):
 
 def test_a_model_of_a_folder_keeps_what_it_was_trained_with(tiny, place):
     start(tiny, place, "pictures", "lora", "cpu", "--base", str(write_base(tiny)))
-    values = read_yaml(place / "recipe.yaml").values
+    values = read_yaml(place / "recipe.yaml")[0]
     assert values["family"] == "ldm" and values["model.model_max_length"] == 12
     read_recipe(["--config", "recipe.yaml"], True, None)
 
@@ -141,7 +141,7 @@ def test_questions_are_asked_on_a_terminal_until_they_are_answered(tiny, place, 
 ])  # fmt: skip
 def test_enter_alone_fits_the_machine(place, monkeypatch, kind, memory, capability, count, answers):
     monkeypatch.setattr(init, "launch_kind", lambda: KINDS[kind])
-    monkeypatch.setattr(devices, "list_gpus", lambda: [Gpu("a card", "580.65.06", capability, memory)] * count)
+    monkeypatch.setattr(nvidia_smi, "list_gpus", lambda: [Gpu("a card", "580.65.06", capability, memory)] * count)
     monkeypatch.setattr("sys.stdin", Terminal("\n" * len(QUESTIONS)))
     monkeypatch.chdir(place / "pictures")
     run(["init", "--no-doctor"])
@@ -154,6 +154,7 @@ def hours_at_100_gflops(operations: int, steps: int) -> float:
     return operations * steps / 1e11 / 3600
 
 
+@pytest.mark.turn("a forecast of doctor holds", 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", GOALS)
 def test_doctor_has_nothing_against_what_enter_alone_gives_on_a_cpu(place, monkeypatch, capsys, goal):

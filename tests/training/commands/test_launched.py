@@ -14,10 +14,10 @@ import numpy as np
 import paddle
 import pytest
 import yaml
+from command_line import parse_arguments
 from running import running
 
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.commands.launched import is_wanted, launch_command, read_launch
+from ppldm.training.commands.train import is_wanted, launch_command, read_launch
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
@@ -77,6 +77,7 @@ def test_what_cannot_be_is_one_line(words, says):
         command(words)
 
 
+@pytest.mark.turn("a killed training loses nothing", 2)
 @pytest.mark.slow
 def test_a_killed_rank_costs_nothing_but_time(tiny, tmp_path):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
@@ -107,6 +108,7 @@ def test_a_killed_rank_costs_nothing_but_time(tiny, tmp_path):
     assert not running(killed)
 
 
+@pytest.mark.turn("what befalls one rank is known to all", 2)
 @pytest.mark.slow
 def test_a_rank_that_others_wait_for_is_named(tiny, tmp_path):
     """One of two is stopped for most of its time, once both train. An update takes eight forward passes: longer than
@@ -169,6 +171,7 @@ def test_the_pods_of_kubernetes_run_what_there_is():
     assert mounts["shared-memory"] == "/dev/shm"
 
 
+@pytest.mark.turn("a killed training loses nothing", 2)
 @pytest.mark.slow
 def test_four_ranks_that_save_beside_the_training_are_one_and_another_number_goes_on(tiny, tmp_path):
     """But for the order in which gradients were added up."""

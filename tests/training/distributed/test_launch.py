@@ -23,11 +23,12 @@ from ppldm.utils.entry import entry
 
 with entry():
     import paddle
-    from ppldm.training.run import BatchesWithTimeout, check_ranks
+    from ppldm.training.report import IntervalMetrics, TimedBatches
+    from ppldm.training.run import check_ranks
     from ppldm.utils.errors import DataError
-    from ppldm.utils.processes.rank_watch import leave_signs, waiting, watch_ranks
-    from ppldm.utils.processes.rank_watch import barrier
-    from ppldm.utils.processes.world import World
+    from ppldm.utils.processes.ranks import leave_signs, waiting, watch_ranks
+    from ppldm.utils.processes.ranks import barrier
+    from ppldm.utils.processes.ranks import World
 
     paddle.distributed.init_parallel_env()
     world, end = World.detect(), sys.argv[1]
@@ -52,7 +53,8 @@ with entry():
             yield step
 
     weights = {"first": paddle.ones([3]), "second": paddle.ones([3])}
-    for step in BatchesWithTimeout(batches(), 0 if end.endswith("stopped") else 2.0, world.rank):
+    seconds = 0 if end.endswith("stopped") else 2.0
+    for step in TimedBatches(batches(), IntervalMetrics(world), seconds, world.rank):
         print("step", step, flush=True)
         with waiting(world):
             barrier(world)
@@ -75,6 +77,7 @@ ENDS = {
 }
 
 
+@pytest.mark.turn("what befalls one rank is known to all", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
@@ -101,8 +104,8 @@ def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
 VICTIM = """
 import os, sys, time
 from pathlib import Path
-from ppldm.utils.processes.failure import FOLDER_VARIABLE, note_failure
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.signals import FOLDER_VARIABLE, note_failure
+from ppldm.utils.processes.ranks import World
 
 rank = World.detect().rank
 if rank == 0:
@@ -201,6 +204,7 @@ def test_a_second_ctrl_c_ends_at_once_and_blames_nobody(deaf_ranks, tmp_path):
     assert "error" not in text and not running(tmp_path)
 
 
+@pytest.mark.turn("what befalls one rank is known to all", 2)
 @pytest.mark.slow
 def test_two_machines_end_together(tmp_path):
     # Two launchers on this machine, one rank each; the second's rank is killed.
@@ -225,6 +229,7 @@ def test_two_machines_end_together(tmp_path):
     assert not running(tmp_path)
 
 
+@pytest.mark.turn("what befalls one rank is known to all", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, workers", [("loop", 0), ("trainer", 1), ("loop", 2)])
 def test_a_failing_disk_ends_all_ranks_at_once(tiny, tmp_path, kind, workers):

@@ -7,18 +7,17 @@ import subprocess
 import sys
 
 import pytest
-from running import running
+from running import hear, running
 
 SECONDS = 60.0  # in which they must have ended by themselves
 
 RANK = """
 import os, sys
 from ppldm.utils.entry import entry
-from ppldm.utils.processes import meeting
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes import ranks
 
-world, told = World.detect(), sys.argv[1:]
-meeting._PATIENCE_SECONDS = 0.0
+world, told = ranks.World.detect(), sys.argv[1:]
+ranks._PATIENCE_SECONDS = 0.0
 
 def start():
     if str(world.rank) == told[0]:  # slower than the others
@@ -27,9 +26,9 @@ def start():
         os.read(os.pipe()[0], 1)  # for ever
 
 with entry(start, meets=True):
-    meeting.join(world)
+    ranks.join(world)
 """
-LATE = RANK.replace("entry(start,", "entry(").replace("    meeting.join", "    start()\n    meeting.join")
+LATE = RANK.replace("entry(start,", "entry(").replace("    ranks.join", "    start()\n    ranks.join")
 
 
 def environ_of(rank: int, ports: list[int]) -> dict:
@@ -58,7 +57,7 @@ def test_one_of_two_ranks_started_by_hand_is_told(tmp_path, number, status, slow
         for rank in (0, 1)
     ]  # fmt: skip
     try:
-        fifo.read_text()
+        hear(fifo, SECONDS)
         while f"waits for rank {slow} to start" not in ranks[1 - slow].stderr.readline():
             assert ranks[1 - slow].poll() is None
         told = slow if told_is_slow else 1 - slow
@@ -88,7 +87,7 @@ def test_a_signal_to_the_launcher_while_one_rank_is_slow_ends_all_in_one_line(tm
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     try:
-        fifo.read_text()
+        hear(fifo, SECONDS)
         said = ""
         while "waits for rank 1 to start" not in said:  # rank 0's log is on the terminal
             line = launcher.stdout.readline()

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from signalled import draw
 
-from ppldm.training.checkpoint.checkpoint import verify
-from ppldm.training.monitor.metrics import read_metrics
-from ppldm.utils.processes.rank_watch import SIGNS_DIR
+from ppldm.training.metrics import read_metrics
+from ppldm.training.run_folder import verify
+from ppldm.utils.processes.ranks import SIGNS_DIR
 from ppldm.weights.folders import list_checkpoints, step_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,6 +29,7 @@ ENDLESS = {"max_steps": 10**6, "logging_steps": 1, "save_steps": 1, "save_total_
            "per_device_train_batch_size": 2}  # fmt: skip
 
 
+@pytest.mark.turn("a stopped run goes on", 2)
 @pytest.mark.slow
 def test_each_signal_ends_two_ranks_with_a_checkpoint(tiny, tmp_path):
     metadata, flags = tmp_path / "facts", [str(word) for word in tiny.flags(tmp_path / "out", **ENDLESS)]
@@ -55,6 +56,7 @@ def test_each_signal_ends_two_ranks_with_a_checkpoint(tiny, tmp_path):
             assert interrupted and interrupted <= set(plan["ranks"]), plan
 
 
+@pytest.mark.turn("a stopped run goes on", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("number, kind", [(signal.SIGINT, "no_trainer"), (signal.SIGTERM, "trainer"),
                                           (signal.SIGUSR1, "no_trainer")])  # fmt: skip

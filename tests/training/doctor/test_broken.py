@@ -16,9 +16,9 @@ from small_disk import fill, small_disk
 
 from ppldm.config.network_files import DEFAULT_VAE
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.training.doctor.activations import Activations
 from ppldm.training.doctor.command import FoundErrors, doctor
 from ppldm.training.doctor.machine import Finding
+from ppldm.training.doctor.memory import Activations
 from ppldm.utils.machine.environment import check
 from ppldm.utils.machine.resources import count_usable_cores
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppldm.training.commands.arguments import read_recipe
+from ppldm.training.commands.train import read_recipe
 from ppldm.training.doctor import timed
 from ppldm.training.doctor.command import doctor
 from ppldm.utils.errors import ConfigError
@@ -33,11 +33,12 @@ def test_updates_of_the_run_are_timed_and_nothing_is_left(recipe, clock, tmp_pat
     training = replace(recipe.training, gradient_accumulation_steps=3)
     level = get_logger().level
     found = timed.time_updates(replace(recipe, training=training), 1, 10**6, 10**6, 1e9)
-    assert found == timed.Timed(6.0, "5 updates timed on this CPU")  # two seconds for each of three batches
+    assert found == (6.0, "5 updates timed on this CPU")  # two seconds for each of three batches
     assert not (tmp_path / "out").exists() and not [*(tmp_path / "temporary").iterdir()]
     assert get_logger().level == level != logging.ERROR
 
 
+@pytest.mark.turn("a forecast of doctor holds", 3)
 def test_the_forecast_is_made_of_them(tiny, tmp_path, clock, capsys):
     doctor(["--json", *tiny.flags(tmp_path / "out", max_steps=1800, gradient_accumulation_steps=1)])
     report = json.loads(capsys.readouterr().out)
@@ -48,6 +49,7 @@ def test_the_forecast_is_made_of_them(tiny, tmp_path, clock, capsys):
     )
 
 
+@pytest.mark.turn("a forecast of doctor holds", 3)
 def test_the_operations_of_an_update_are_those_of_all_its_batches(tiny, tmp_path, capsys):
     found = []
     for said in ({"gradient_accumulation_steps": 3}, {"global_batch_size": 6}):
@@ -69,8 +71,12 @@ def test_what_is_too_large_is_timed_smaller_and_scaled(recipe, monkeypatch, free
         pixels = one.training.per_device_train_batch_size * one.data.resolution**2
         return 10 * pixels, pixels
 
+    def estimate(one, _num_devices):
+        operations, total = measure(one)
+        return SimpleNamespace(operations=operations, total=total)
+
     recipe = replace(recipe, data=replace(recipe.data, resolution=64))
-    monkeypatch.setattr(timed, "_measure", measure)
+    monkeypatch.setattr(timed, "estimate", estimate)
     monkeypatch.setattr(timed, "available_memory_bytes", lambda: free)
     monkeypatch.setattr(timed, "_LONGEST_SECONDS", 5.0)
     small, found = timed._affordable(recipe, 2, *measure(recipe), speed)
@@ -78,7 +84,7 @@ def test_what_is_too_large_is_timed_smaller_and_scaled(recipe, monkeypatch, free
 
 
 def test_what_cannot_be_timed_is_said(recipe, monkeypatch):
-    monkeypatch.setattr(timed, "_measure", lambda _: (10**12, 10**12))
+    monkeypatch.setattr(timed, "estimate", lambda *_: SimpleNamespace(operations=10**12, total=10**12))
     with pytest.raises(ConfigError, match="too large to be timed on this machine"):
         timed._affordable(recipe, 1, 10**12, 10**12, 1.0)
 
@@ -88,4 +94,4 @@ def test_what_a_smaller_batch_takes_is_scaled(recipe, monkeypatch):
     monkeypatch.setattr(timed, "_time", lambda *_: (0.5, 7))
     side = recipe.data.resolution
     words = f"7 updates timed on this CPU, with 4 samples of {side} px and scaled"
-    assert timed.time_updates(recipe, 1, 10**6, 1, 1e9) == timed.Timed(4.0, words)
+    assert timed.time_updates(recipe, 1, 10**6, 1, 1e9) == (4.0, words)

@@ -5,7 +5,7 @@ from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
-from ppldm.training.monitor.captions import first_caption, measure_captions, report_captions
+from ppldm.training.rows import first_caption, measure_captions, report_captions
 
 
 @pytest.fixture

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from PIL import Image
 
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor import control as module
-from ppldm.training.monitor.control import Control, Order, current_prompts
-from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.monitor.report import Reporter
+from ppldm.training import run_folder as module
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
+from ppldm.training.report import Reporter
+from ppldm.training.run_folder import Control, Order, current_prompts
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.entry import entry
 from ppldm.utils.errors import Interrupted
-from ppldm.utils.grid import read_cells
-from ppldm.utils.processes.world import World
+from ppldm.utils.pictures import read_cells
+from ppldm.utils.processes.ranks import World
 
 ROOT = Path(__file__).resolve().parents[3]
 MAX_STEPS = 7
@@ -139,6 +139,7 @@ def test_a_run_that_is_stopped_by_a_file_goes_on_with_the_same_bits(tiny, straig
     assert_same(folder, straight[kind])
 
 
+@pytest.mark.turn("a stopped run goes on", 2)
 @pytest.mark.slow
 def test_two_processes_obey_together(tiny, tmp_path):
     """Each rank draws, saves and stops as the main one has read; both end as by Ctrl-C, after the same update."""

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.networks.model import Loss
-from ppldm.training.monitor import interval_metrics as module
-from ppldm.training.monitor.interval_metrics import IntervalMetrics, Update
-from ppldm.utils.processes.world import World
+from ppldm.training import report as module
+from ppldm.training.report import IntervalMetrics, Update
+from ppldm.utils.processes.ranks import World
 
 UPDATE = st.tuples(
     st.floats(0, 10),

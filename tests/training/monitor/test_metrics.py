@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from ppldm.training.monitor.metrics import (
+from ppldm.training.metrics import (
     METRICS_FILE,
-    MetricsWriter,
     describe,
     describe_costs,
     drop_after,
     last_step,
+    log_metrics,
     read_metrics,
 )
 
@@ -19,10 +19,8 @@ from ppldm.training.monitor.metrics import (
 def write(folder, start, steps):
     path = folder / METRICS_FILE
     past = drop_after(path, start)
-    writer = MetricsWriter(path)
     for step in steps:
-        writer.log(step, {"loss": 1.0 / step})
-    writer.close()
+        log_metrics(path, step, {"loss": 1.0 / step})
     return past
 
 
@@ -46,7 +44,7 @@ def test_a_line_cut_short_by_a_kill_goes(tmp_path):
 
 
 def test_not_a_number_is_null(tmp_path):
-    MetricsWriter(tmp_path / METRICS_FILE).log(1, {"loss": math.nan, "lr_abs": 0.5})
+    log_metrics(tmp_path / METRICS_FILE, 1, {"loss": math.nan, "lr_abs": 0.5})
     record = json.loads((tmp_path / METRICS_FILE).read_text())
     assert record.pop("time") > 0
     assert record == {"global_step": 1, "loss": None, "lr_abs": 0.5}

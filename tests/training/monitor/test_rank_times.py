@@ -3,8 +3,8 @@
 import paddle
 import pytest
 
-from ppldm.training.monitor import report
-from ppldm.training.monitor.report import SLOW, ForwardTimer, SlowRanks
+from ppldm.training import report
+from ppldm.training.report import SLOW, ForwardTimer, SlowRanks
 
 
 def find(*lines):

@@ -6,13 +6,15 @@ import struct
 import numpy as np
 import pytest
 
-from ppldm.training.monitor.metrics import METRICS_FILE, MetricsWriter, drop_after
-from ppldm.training.monitor.sinks import (
+from ppldm.training.metrics import (
+    METRICS_FILE,
     PACKAGES,
     SAMPLES_DIR,
     VISUALDL_FILE,
     WANDB_ID_FILE,
     check_reporters,
+    drop_after,
+    log_metrics,
     old_pictures,
     open_sinks,
 )
@@ -25,15 +27,17 @@ def write(folder, reporters, resume_at, steps, factor=1.0):
     path = folder / METRICS_FILE
     past = drop_after(path, resume_at)
     first = {"buckets": np.full((4, 8, 3), 200, np.uint8)}
-    writer = MetricsWriter(path, open_sinks(reporters, folder, folder / "logs", past, {"seed": 5}, first))
+    sinks = open_sinks(reporters, folder, folder / "logs", past, {"seed": 5}, first)
     (folder / SAMPLES_DIR).mkdir(exist_ok=True)
     for step in steps:
-        writer.log(step, {"loss": factor / step})
+        log_metrics(path, step, {"loss": factor / step}, sinks)
         if step % 2 == 0:
             picture = np.full((4, 8, 3), step, dtype=np.uint8)
             save_png(folder / SAMPLES_DIR / f"step-{step:06d}-reconstruction.png", picture)
-            writer.add_pictures(step, {"reconstruction": picture})
-    writer.close()
+            for sink in sinks:
+                sink.add_pictures(step, {"reconstruction": picture})
+    for sink in sinks:
+        sink.close()
 
 
 @pytest.mark.parametrize("resume_at", [0, 3, 6])

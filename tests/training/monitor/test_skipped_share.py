@@ -10,23 +10,17 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from command_line import parse_arguments
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ppldm.data.filelist import write_filelist
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.interval_metrics import (
-    LEAST_SAMPLES,
-    WINDOW_SAMPLES,
-    IntervalMetrics,
-    SkippedShare,
-    Update,
-)
 from ppldm.training.prepare import prepare
+from ppldm.training.report import LEAST_SAMPLES, WINDOW_SAMPLES, IntervalMetrics, SkippedShare, Update
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, DataError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 from ppldm.weights.folders import list_checkpoints
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,6 +110,7 @@ def test_mostly_bad_rows_end_the_run_and_so_does_its_resume(tiny, tmp_path, most
           **{**settings, "max_steps": 6, "max_skipped_share": 1})  # fmt: skip
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 3)
 @pytest.mark.slow
 def test_two_ranks_end_at_the_update_at_which_one_does(tiny, tmp_path, mostly_bad):
     settings = {"max_steps": 20, "save_steps": 2, "max_skipped": 1000, "file_list": mostly_bad, "logging_steps": 1}

@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from ppldm.data.dataset import spread
+from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import write_filelist
-from ppldm.training.commands.arguments import parse_arguments
-from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.monitor.validation import undisturbed, validation_loss
+from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare as prepare_run
 from ppldm.training.prepare import read_validation_prompts
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
+from ppldm.training.validation import undisturbed, validation_loss
 from ppldm.utils.errors import ConfigError, FilelistError
-from ppldm.utils.processes.world import World, gather_in_order, shard
+from ppldm.utils.processes.ranks import World, gather_in_order, shard
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -73,7 +73,7 @@ def test_shares_are_dealt_back_in_order(count, size):
 
 @given(st.integers(1, 1000), st.integers(1, 50))
 def test_rows_are_spread_without_repeats(num_rows, count):
-    rows = spread(num_rows, count)
+    rows = TextImageDataset.spread(range(num_rows), count)
     assert len(rows) == len(set(rows)) == min(count, num_rows) and set(rows) <= set(range(num_rows))
     assert rows[0] == 0 and (count == 1 or rows[-1] == num_rows - 1)
 
@@ -95,7 +95,7 @@ def test_the_loss_is_a_function_of_weights_and_seed(tiny, held_out, tmp_path):
 
 
 def test_ranks_share_the_rows_and_agree_to_the_bit(tiny, held_out, tmp_path, monkeypatch):
-    from ppldm.training.monitor import validation
+    from ppldm.training import validation
 
     run = prepare(tiny, held_out, tmp_path / "a")
     alone, rows = run.validate(), run.validate.args[1]
@@ -201,6 +201,7 @@ def test_prompts_and_scales_give_the_grids(tiny, held_out, tmp_path):
     assert pictures["step-000001-reconstruction.png"].shape[0] == 2 * 32 + 22  # the title above both rows
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no_trainer", "trainer"])
 def test_two_processes_look_together_and_leave_no_trace(tiny, held_out, tmp_path, kind):

@@ -4,18 +4,20 @@ import subprocess
 import sys
 import time
 
-from ppldm.training.run import BatchesWithTimeout
+from ppldm.training.report import IntervalMetrics, TimedBatches
+from ppldm.utils.processes.ranks import World
 
 HANG = """
 import sys, threading
 sys.path[:0] = {path!r}
-from ppldm.training.run import BatchesWithTimeout
+from ppldm.training.report import IntervalMetrics, TimedBatches
+from ppldm.utils.processes.ranks import World
 
 def batches():
     yield 1
     threading.Event().wait()
 
-for batch in BatchesWithTimeout(batches(), 0.2, 3):
+for batch in TimedBatches(batches(), IntervalMetrics(World()), 0.2, 3):
     print(batch, flush=True)
 """
 
@@ -36,18 +38,14 @@ def test_slow_use_of_a_batch_is_no_wait():
     closed = []
 
     class Source:
-        def __len__(self):
-            return 3
-
         def __iter__(self):
             try:
                 yield from range(3)
             finally:
                 closed.append(True)
 
-    batches = BatchesWithTimeout(Source(), 0.1, 0)
-    assert len(batches) == 3
+    batches = TimedBatches(Source(), IntervalMetrics(World()), 0.1, 0)
     for _ in batches:
         time.sleep(0.2)
     assert closed == [True]
-    assert list(BatchesWithTimeout(Source(), 0, 0)) == [0, 1, 2]
+    assert list(TimedBatches(Source(), IntervalMetrics(World()), 0, 0)) == [0, 1, 2]

@@ -8,9 +8,14 @@ import pytest
 
 from ppldm.config.training import LR_SCHEDULES
 from ppldm.networks.model import Component
-from ppldm.training.optimizer.adamw import build_optimizer, learning_rate_ratios, lr_factor, scaled_learning_rate
-from ppldm.training.optimizer.fused_adamw import FusedAdamW
-from ppldm.utils.processes.world import World
+from ppldm.training.adamw import (
+    ClipByGroup,
+    FusedAdamW,
+    build_optimizer,
+    learning_rate_ratios,
+    lr_factor,
+    squared_norms,
+)
 
 
 @pytest.mark.parametrize("schedule", LR_SCHEDULES)
@@ -56,7 +61,9 @@ def test_agrees_with_ppdiffusers(schedule):
 
 
 def test_published_rate_is_scaled_from_512():
-    assert scaled_learning_rate(5e-5, 6 * 10 * 8, 512) == pytest.approx(4.6875e-5)
+    settings = arguments(learning_rate=5e-5, scale_lr=True, lr_batch_size=512, warmup_steps=0)
+    optimizer, _ = build_optimizer(dict(paddle.nn.Linear(1, 1).named_parameters()), {}, settings, 6, 6 * 10 * 8)
+    assert optimizer.get_lr() == pytest.approx(4.6875e-5)
 
 
 def test_unknown_schedule_is_refused():
@@ -78,7 +85,7 @@ def arguments(**changes):
 
 def test_one_scheduler_step_an_update():
     layer = paddle.nn.Linear(1, 1)
-    optimizer, scheduler = build_optimizer(dict(layer.named_parameters()), {}, arguments(), 6, 8, World())
+    optimizer, scheduler = build_optimizer(dict(layer.named_parameters()), {}, arguments(), 6, 8)
     rates = []
     for _ in range(7):
         rates.append(optimizer.get_lr())
@@ -90,7 +97,7 @@ def rates_of(max_steps, **changes):
     """The learning rate of each update, and that after the last."""
     layer = paddle.nn.Linear(1, 1)
     optimizer, scheduler = build_optimizer(
-        dict(layer.named_parameters()), {}, arguments(**changes), max_steps, global_batch_size=8, world=World()
+        dict(layer.named_parameters()), {}, arguments(**changes), max_steps, global_batch_size=8
     )
     rates = []
     for _ in range(max_steps + 1):
@@ -117,10 +124,29 @@ def test_the_last_rate_is_the_one_given_whatever_scales_the_first(scale_lr, top,
 @pytest.mark.parametrize("max_grad_norm, clipped", [(-1.0, False), (0.0, False), (1.0, True)])
 def test_clipping_only_above_zero(max_grad_norm, clipped):
     layer = paddle.nn.Linear(1, 1)
-    optimizer, _ = build_optimizer(
-        dict(layer.named_parameters()), {}, arguments(max_grad_norm=max_grad_norm), 6, 8, World()
-    )
+    optimizer, _ = build_optimizer(dict(layer.named_parameters()), {}, arguments(max_grad_norm=max_grad_norm), 6, 8)
     assert (optimizer._grad_clip is not None) == clipped
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize("limit", [1e-3, 0.5, 2.0, 1e3])
+@pytest.mark.parametrize("groups", [[""], ["", "other"]])
+def test_gradients_are_as_long_as_they_are_or_as_they_may_be(asked, limit, groups):
+    """Each group by its own norm, whether or not somebody has asked for the norms before."""
+    parameters, clip = [paddle.create_parameter([size], "float32") for size in (3, 5000, 1, 7)], ClipByGroup(limit)
+    for number, parameter in enumerate(parameters):
+        parameter.optimize_attr["clip_group"] = groups[number % len(groups)]
+        (parameter * paddle.randn(parameter.shape) * 0.02).sum().backward()
+    before = [parameter.grad.numpy().astype(np.float64) for parameter in parameters]
+    if asked:
+        clip.squares = squared_norms(parameters)
+    clip([(parameter, parameter.grad) for parameter in parameters])
+    for first in range(len(groups)):
+        members = range(first, len(parameters), len(groups))
+        norm = np.sqrt(sum((before[member] ** 2).sum() for member in members))
+        for member in members:
+            expected = before[member] * min(1.0, limit / norm)
+            np.testing.assert_allclose(parameters[member].grad.numpy(), expected, rtol=1e-5, atol=0.0)
 
 
 @pytest.mark.parametrize("max_grad_norm", [-1.0, 1.0])
@@ -134,7 +160,7 @@ def test_own_rates_under_one_schedule(max_grad_norm):
     components = {name: Component(layers[name], True, group) for name, group in groups.items()}
     ratios, by_group = learning_rate_ratios(SimpleNamespace(components=components), config, settings.learning_rate)
     assert by_group == ratios
-    optimizer, _ = build_optimizer(parameters, ratios, settings, 6, 8, World())
+    optimizer, _ = build_optimizer(parameters, ratios, settings, 6, 8)
     assert optimizer.get_lr() == 0.0  # the warm-up's first
     optimizer._learning_rate.step()
     before = {name: float(layer.weight) for name, layer in layers.items()}
@@ -153,7 +179,7 @@ def test_weight_decay_leaves_out_norms_and_biases_by_flag():
     for parameter in model.parameters():
         parameter.set_value(paddle.ones_like(parameter))
     settings = arguments(warmup_steps=0, decay_norms_and_biases=False)
-    optimizer, _ = build_optimizer(dict(model.named_parameters()), {}, settings, 100, 8, World())
+    optimizer, _ = build_optimizer(dict(model.named_parameters()), {}, settings, 100, 8)
     (model(paddle.ones([1, 2])) * 0).sum().backward()
     optimizer.step()
     decayed = {name for name, p in model.named_parameters() if float(p.max()) < 1}
@@ -163,7 +189,7 @@ def test_weight_decay_leaves_out_norms_and_biases_by_flag():
 def test_weight_decay_reaches_biases_too():
     layer = paddle.nn.Linear(1, 1)
     layer.bias.set_value(paddle.ones([1]))
-    optimizer, _ = build_optimizer(dict(layer.named_parameters()), {}, arguments(warmup_steps=0), 100, 8, World())
+    optimizer, _ = build_optimizer(dict(layer.named_parameters()), {}, arguments(warmup_steps=0), 100, 8)
     (layer(paddle.ones([1, 1])) * 0).sum().backward()
     optimizer.step()
     assert float(layer.bias) == pytest.approx(1 - 0.1 * 0.5)
@@ -177,7 +203,7 @@ def test_a_component_that_is_clipped_alone_learns_as_with_an_optimizer_of_its_ow
     def learn(layers, **alone):
         parameters = {f"{name}.{key}": p for name, layer in layers.items() for key, p in layer.named_parameters()}
         settings = arguments(warmup_steps=0, max_grad_norm=0.1)
-        optimizer, _ = build_optimizer(parameters, {}, settings, 6, 8, World(), **alone)
+        optimizer, _ = build_optimizer(parameters, {}, settings, 6, 8, **alone)
         for scale in (1.0, 50.0, 0.1):
             sum((layer(paddle.ones([1, 3])) * scale).sum() * (1 + number) for number, layer in
                 enumerate(layers.values())).backward()  # fmt: skip
@@ -208,7 +234,9 @@ def test_a_component_that_begins_later_learns_alike_by_the_fused_update(monkeypa
         layers = {"one": paddle.nn.Linear(3, 2), "other": paddle.nn.Linear(3, 2)}
         parameters = {f"{name}.{key}": p for name, layer in layers.items() for key, p in layer.named_parameters()}
         settings = arguments(warmup_steps=0, max_grad_norm=0.1, fused_adamw=fused)
-        optimizer, _ = build_optimizer(parameters, {}, settings, 6, 8, World(), clipped_alone=["other"])
+        optimizer, _ = build_optimizer(
+            parameters, {}, settings, 6, 8, ["other"], FusedAdamW if fused else paddle.optimizer.AdamW
+        )
         for update in range(4):
             begun = layers if update >= 2 else ["one"]
             sum((layers[name](paddle.ones([1, 3])) ** 2).sum() for name in begun).backward()

@@ -1,10 +1,12 @@
 """The fused update is AdamW's, and its state is too."""
 
+from itertools import permutations
+
 import numpy as np
 import paddle
 import pytest
 
-from ppldm.training.optimizer.fused_adamw import FusedAdamW
+from ppldm.training.adamw import CpuAdamW, FusedAdamW
 
 
 def train(kind, clip, num_updates=4, state=None):
@@ -35,17 +37,19 @@ def train(kind, clip, num_updates=4, state=None):
 
 
 @pytest.mark.parametrize("clip", [False, True])
-def test_it_is_adamw(clip):
+@pytest.mark.parametrize("kind", [FusedAdamW, CpuAdamW])
+def test_it_is_adamw(kind, clip):
     weights, state = train(paddle.optimizer.AdamW, clip)
-    fused_weights, fused_state = train(FusedAdamW, clip)
+    fused_weights, fused_state = train(kind, clip)
     for one, other in zip(weights, fused_weights, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
-    assert state.keys() == fused_state.keys()
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)  # of updates of 1e-2
+    assert state.keys() == fused_state.keys()  # Paddle's 1 - beta2, in float32, is 1.3e-5 too small
     for name in state.keys() - {"LR_Scheduler"}:
-        np.testing.assert_allclose(state[name].numpy(), fused_state[name].numpy(), rtol=1e-6, atol=1e-9, err_msg=name)
+        one, other = state[name].numpy(), fused_state[name].numpy()
+        assert np.abs(one - other).max() <= 3e-5 * np.abs(one).max(), name
 
 
-@pytest.mark.parametrize("first, second", [(FusedAdamW, paddle.optimizer.AdamW), (paddle.optimizer.AdamW, FusedAdamW)])
+@pytest.mark.parametrize("first, second", permutations([paddle.optimizer.AdamW, FusedAdamW, CpuAdamW], 2))
 def test_each_goes_on_with_the_others_state(first, second):
     _, state = train(first, clip=False)
     weights, _ = train(second, clip=False, num_updates=2, state=state)
@@ -54,13 +58,14 @@ def test_each_goes_on_with_the_others_state(first, second):
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)
 
 
-def test_weights_that_have_no_gradient_stay():
+@pytest.mark.parametrize("kind", [FusedAdamW, CpuAdamW])
+def test_weights_that_have_no_gradient_stay(kind):
     with paddle.utils.unique_name.guard():
         layers = [paddle.nn.Linear(2, 2) for _ in range(2)]
-        optimizer = FusedAdamW(parameters=[p for layer in layers for p in layer.parameters()])
+        optimizer = kind(parameters=[p for layer in layers for p in layer.parameters()])
         before = layers[1].weight.numpy().copy()
         layers[0](paddle.ones([1, 2])).sum().backward()
         optimizer.step()
-        optimizer.clear_grad()
+        optimizer.clear_grad(set_to_zero=False)
         optimizer.step()
     assert (layers[1].weight.numpy() == before).all()

@@ -14,7 +14,8 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.networks.model import Loss, Model
-from ppldm.training.checkpoint.checkpoint import (
+from ppldm.training import adamw as precision
+from ppldm.training.checkpoint import (
     TrainerState,
     TrainingState,
     contents_of,
@@ -23,10 +24,9 @@ from ppldm.training.checkpoint.checkpoint import (
     save_checkpoint,
 )
 from ppldm.training.compiled import compile_predict
-from ppldm.training.optimizer import precision
 from ppldm.training.train import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import World
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_the_export_has_the_float32_masters(tiny, pretend_gpu):
     master = optimizer._master_weights[weight.name]
     master.set_value(master + 1e-5)
     assert optimizer.state_dict()["master_weights"][weight.name] is master
-    precision.restore_float32(TrainingState(model, optimizer, None))
+    precision.restore_float32(model, optimizer)
     assert {p.dtype for p in model.parameters()} == {paddle.float32}
     weight = model.trained_parameters()["unet.conv_in.weight"]
     assert (weight.numpy() == master.numpy()).all() and (weight.astype("bfloat16").astype("float32") != weight).any()

@@ -5,8 +5,7 @@ from itertools import combinations_with_replacement
 import pytest
 
 from ppldm.utils.errors import ConfigError
-from ppldm.utils.machine.builds import BUILDS, check_build, choose_build, find_build
-from ppldm.utils.machine.nvidia_smi import Gpu, parse_gpus
+from ppldm.utils.machine.nvidia_smi import BUILDS, Gpu, choose_build, parse_gpus
 from ppldm.utils.machine.setup_plan import choose_device
 
 DRIVERS = ["390.48", "450.80.01", "450.80.02", "470.82.01", "535.183.01", "550.54.13", "550.54.14", "550.90",
@@ -21,7 +20,7 @@ def test_the_chosen_build_runs_on_every_card_and_no_preferred_one_does():
             fitting = [build for build in BUILDS if all(build.fits(gpu) for gpu in gpus)]
             if fitting:
                 assert choose_build(gpus) == fitting[0]
-                check_build(fitting[0], gpus)
+                assert choose_build(gpus, fitting[0].cuda) == fitting[0]
             else:
                 with pytest.raises(ConfigError, match="driver.*--device cpu"):
                     choose_build(gpus)
@@ -41,7 +40,7 @@ def test_the_chosen_build_runs_on_every_card_and_no_preferred_one_does():
     ],
 )
 def test_choices(driver, card, cuda):
-    assert choose_build([Gpu("card", driver, card)]) == find_build(cuda)
+    assert choose_build([Gpu("card", driver, card)]).cuda == cuda
 
 
 def test_a_build_by_name_is_checked_against_the_driver_and_the_cards():

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from ppldm.utils.machine import cpu
 from ppldm.utils.machine.cpu import choose_variables
 
 pytestmark = pytest.mark.cold
@@ -101,3 +102,27 @@ def test_paddles_chatter_is_silenced_and_nothing_else():
     ]
     assert said[0] == "something new\n"
     assert "Modified FLAGS" in said[1] and "FLAGS(name=1)" in said[1]
+
+
+@pytest.mark.parametrize("variables, kept", [({}, True), ({"PPLDM_NO_CPU_TUNING": "1"}, False)])
+def test_freed_memory_is_kept_unless_it_is_turned_off(variables, kept):
+    """A process that frees 200 MB still has them, or has given them back."""
+    program = (
+        "import os\n"
+        "from ppldm.utils.machine.cpu import prepare_cpu\n"
+        "prepare_cpu()\n"
+        "pages = lambda: int(open('/proc/self/statm').read().split()[1]) * os.sysconf('SC_PAGE_SIZE')\n"
+        "import numpy as np\n"
+        "before, array = pages(), np.ones(25_000_000)\n"
+        "del array\n"
+        "print(pages() - before > 150_000_000)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == str(kept), done.stderr
+
+
+def test_a_small_machine_gets_its_memory_back(monkeypatch):
+    monkeypatch.setattr(cpu, "usable_memory_bytes", lambda: cpu.LEAST_MEMORY_BYTES - 1)
+    assert not cpu.keep_freed_memory()

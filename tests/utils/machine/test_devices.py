@@ -13,12 +13,12 @@ import paddle
 import pytest
 from trained_here import train_here
 
+from ppldm.training import adamw as precision
 from ppldm.training import prepare
-from ppldm.training.monitor.metrics import read_metrics
-from ppldm.training.optimizer import precision
+from ppldm.training.metrics import read_metrics
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.log import get_logger
-from ppldm.utils.machine import devices
+from ppldm.utils.machine import devices, nvidia_smi
 from ppldm.utils.machine.setup_plan import choose_device
 
 PACKAGE = Path(devices.__file__).resolve().parents[2]
@@ -29,7 +29,6 @@ TABLE = Path(__file__).with_name("device_table.json")
 MAY_NAME_DEVICES = {
     "utils/machine/devices.py",
     "utils/machine/nvidia_smi.py",
-    "utils/machine/builds.py",
     "utils/machine/setup_plan.py",
     "utils/machine/environment.py",
 }
@@ -128,9 +127,10 @@ def said(function, *arguments) -> str:
 def describe(device: devices.Device, caplog, monkeypatch) -> dict:
     """How a run on a device is started, what it computes in and what it says, JSON-ready."""
     kind, limited, switched = device.kind, {}, []
-    monkeypatch.setattr(prepare, "set_exactness", lambda *switches: switched.append(switches))
-    row = {"words": kind.words, "start": said(devices.launch_arguments, kind, "0,1", {}, 2),
-           "start on 0 and 2 of two": said(devices.launch_arguments, kind, "0,2", {}, 2)}  # fmt: skip
+    monkeypatch.setattr(devices, "set_exactness", lambda *switches: switched.append(switches))
+    two = dict.fromkeys(kind.visible[:1], "0,1")
+    row = {"words": kind.words, "start": said(devices.launch_arguments, kind, "0,1", {}),
+           "start on 0 and 2 of two": said(devices.launch_arguments, kind, "0,2", two)}  # fmt: skip
     for variable in kind.visible:
         limited[variable] = said(devices.launch_arguments, kind, "5", {variable: "4,5"})
     for flags in ({}, {"bf16": True}, {"fp16": True}):
@@ -191,9 +191,11 @@ def train_as_a_user(tiny, folder: Path, *words, launcher=(), **environ) -> tuple
 
 @pytest.fixture(scope="module")
 def plain(tiny, tmp_path_factory):
-    """The losses of the same two updates on the CPU, in this process."""
+    """The losses of the same two updates on the CPU, in this process, by Paddle's own operators, as devices have."""
     folder = tmp_path_factory.mktemp("cpu")
-    train_here(tiny.flags(folder, max_steps=2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PPLDM_NO_CPU_TUNING", "1")
+        train_here(tiny.flags(folder, max_steps=2))
     return [record["loss"] for record in read_metrics(folder / "metrics.jsonl")]
 
 
@@ -229,6 +231,7 @@ def test_devices_of_a_plug_in_are_counted(plugged_in):
     assert done.stdout == "2\n", done.stderr
 
 
+@pytest.mark.turn("a plug-in's device is trained on", 1)
 @pytest.mark.slow
 @pytest.mark.needs("g++")
 def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path, plain, plugged_in):
@@ -247,7 +250,7 @@ def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path,
     _, said = train_as_a_user(tiny, tmp_path / "half", "--bf16", FAKE_BFLOAT16="0", **mlu)
     assert "error: --bf16: a Cambricon MLU (mlu:0) has no bfloat16, says Paddle; use --fp16, or omit --bf16" in said
     # On the CPU of such a machine, with all that another kind needs set: no bit differs.
-    losses, said = train_as_a_user(tiny, tmp_path / "chosen", "--device", "cpu", **mlu)
+    losses, said = train_as_a_user(tiny, tmp_path / "chosen", "--device", "cpu", PPLDM_NO_CPU_TUNING="1", **mlu)
     assert losses == plain and " on cpu" in said, said
 
 
@@ -255,6 +258,7 @@ def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path,
 OTHERS = [kind for kind in devices.KINDS.values() if kind.plugin and kind.name not in ("mlu", "npu")]
 
 
+@pytest.mark.turn("a plug-in's device is trained on", 1)
 @pytest.mark.slow
 @pytest.mark.needs("g++")
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda kind: kind.name)
@@ -304,7 +308,7 @@ def test_the_installed_paddle_says_the_kind():
 
 
 def test_a_driver_shows_its_kind(tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "list_gpus", list)
+    monkeypatch.setattr(nvidia_smi, "list_gpus", list)
     assert devices.seen_kinds(tmp_path) == []
     for kind in devices.KINDS.values():
         for number, sign in enumerate(kind.signs):
@@ -315,7 +319,7 @@ def test_a_driver_shows_its_kind(tmp_path, monkeypatch):
             (root / "dev").mkdir(exist_ok=True)
             (root / "dev/null").touch()
             assert devices.seen_kinds(root) == [kind]
-    monkeypatch.setattr(devices, "list_gpus", lambda: ["one"])
+    monkeypatch.setattr(nvidia_smi, "list_gpus", lambda: ["one"])
     assert devices.seen_kinds(tmp_path) == [devices.GPU]
 
 

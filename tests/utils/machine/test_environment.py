@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from ppldm.utils.errors import EnvironmentProblem
-from ppldm.utils.machine import environment
+from ppldm.utils.machine import environment, nvidia_smi
 from ppldm.utils.machine.environment import KNOWN_BAD, PINS, check
 from ppldm.utils.machine.nvidia_smi import Gpu
 
@@ -42,7 +42,7 @@ def test_the_stack_that_works_has_no_problem():
 @pytest.mark.parametrize("name", GOOD)
 def test_each_missing_package_is_named_once_with_its_fix(name):
     problems = check({other: version for other, version in GOOD.items() if other != name})
-    assert [problem.package for problem in problems] == [name]
+    assert [problem.name for problem in problems] == [name]
     assert "is missing" in str(problems[0])
     assert problems[0].fix.startswith(f"{environment.PYTHON} -m ")
 
@@ -65,7 +65,7 @@ def test_each_missing_package_is_named_once_with_its_fix(name):
 def test_known_bad_versions_are_named_with_reason_and_fix(package, versions, word):
     for version in versions:
         (problem,) = check({**GOOD, package: version})
-        assert (problem.package, problem.installed) == (package, version)
+        assert (problem.name, problem.value) == (package, version)
         assert word in str(problem) and "\n" not in str(problem)
         pinned = Requirement(problem.fix.partition("install ")[2].strip("'"))
         assert pinned.name == package and not pinned.specifier.contains(version, prereleases=True)
@@ -73,7 +73,7 @@ def test_known_bad_versions_are_named_with_reason_and_fix(package, versions, wor
 
 def test_gpu_builds():
     (problem,) = check({**GPU_ONLY, "paddlepaddle-gpu": "2.6.2"})
-    assert problem.package == "paddlepaddle-gpu" and "paddlepaddle-gpu==3.3.1" in problem.fix
+    assert problem.name == "paddlepaddle-gpu" and "paddlepaddle-gpu==3.3.1" in problem.fix
     (problem,) = check({**GPU_ONLY, "paddlepaddle": "3.3.1"})
     assert "installed over it" in problem.reason
 
@@ -81,16 +81,16 @@ def test_gpu_builds():
 def test_the_fix_of_a_gpu_build_fits_driver_and_card(monkeypatch):
     for driver, card, word in [("550.54.14", 12.0, "/cu129/"), ("470.1", 7.0, "/cu118/"), ("390.1", 6.1, "too old")]:
         gpus = [Gpu("A", driver, card)]
-        monkeypatch.setattr(environment.nvidia_smi, "list_gpus", gpus.copy)
+        monkeypatch.setattr(nvidia_smi, "list_gpus", gpus.copy)
         assert word in environment.fix_command("paddlepaddle-gpu")
 
 
 def test_every_pin_is_free_of_known_bad_versions():
     grid = [f"{major}.{minor}.{patch}" for major in range(8) for minor in range(40) for patch in (0, 2, 5)]
-    for known in KNOWN_BAD:
-        pin = SpecifierSet(PINS["paddlepaddle" if known.package == "paddlepaddle-gpu" else known.package])
-        bad = SpecifierSet(known.versions)
-        assert not [version for version in grid if version in pin and version in bad], known
+    for package, versions, _ in KNOWN_BAD:
+        pin = SpecifierSet(PINS["paddlepaddle" if package == "paddlepaddle-gpu" else package])
+        bad = SpecifierSet(versions)
+        assert not [version for version in grid if version in pin and version in bad], (package, versions)
 
 
 @pytest.mark.parametrize(("version", "fine"), [((3, 9), 0), ((3, 10), 1), ((3, 11), 1), ((3, 12), 1), ((3, 13), 0)])

@@ -42,13 +42,19 @@ def test_memory_is_the_smaller_of_machine_and_limit(tmp_path, monkeypatch):
 
 
 def test_parsers_of_system_texts():
-    assert machine.parse_meminfo("MemTotal:       16 kB\nMemFree: 1 kB\n") == 16384
-    assert machine.parse_meminfo("") is None
-    assert machine.parse_cpu("processor : 0\nvendor_id\t: AuthenticAMD\n", "vendor_id") == "AuthenticAMD"
-    assert machine.parse_cpu("CPU implementer : 0x41\n", "vendor_id") == ""
-    assert machine.parse_java_version('openjdk version "17.0.15" 2025-04-15\n') == "17.0.15"
-    assert machine.parse_java_version('java version "1.8.0_402"') == "1.8.0_402"
-    assert machine.parse_java_version("") is None
+    assert machine.parse_value("MemTotal:       16 kB\nMemFree: 1 kB\n", "MemTotal") == "16 kB"
+    assert machine.parse_value("", "MemTotal") == ""
+    assert machine.parse_value("processor : 0\nvendor_id\t: AuthenticAMD\n", "vendor_id") == "AuthenticAMD"
+    assert machine.parse_value("CPU implementer : 0x41\n", "vendor_id") == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [('openjdk version "17.0.15" 2025-04-15\n', "17.0.15"), ('java version "1.8.0_402"', "1.8.0_402"), ("", None)],
+)
+def test_version_of_java(monkeypatch, said, version):
+    monkeypatch.setattr(machine, "run_program", lambda *command: said)
+    assert machine.read_java_version() == version
 
 
 def test_missing_programs_and_libraries_are_no_error(monkeypatch, tmp_path):

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ppldm.utils.errors import ConfigError
-from ppldm.utils.machine.builds import BUILDS, INDEX
 from ppldm.utils.machine.devices import KINDS
-from ppldm.utils.machine.nvidia_smi import Gpu
+from ppldm.utils.machine.nvidia_smi import BUILDS, INDEX, Gpu
 from ppldm.utils.machine.setup_plan import PIP_FLAGS, choose_device, plan
 
 DEVICES = [*(name for name in KINDS if name != "gpu"), *(build.name for build in BUILDS)]

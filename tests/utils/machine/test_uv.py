@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppldm.utils.machine import uv
+from ppldm.utils.machine import setup_plan as uv
 
 # One value for every setting that is handed on: of pip, and the variables that uv reads.
 HANDED_ON = [

@@ -13,8 +13,7 @@ from itertools import permutations
 import pytest
 
 from ppldm.utils.errors import Interrupted, Preempted, TrainingError
-from ppldm.utils.processes.meeting import Meeting, send_at_once
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import Meeting, World, send_at_once
 
 LONG = 60.0  # seconds, after which a rank that waits for nothing fails the test
 
@@ -78,8 +77,8 @@ def test_the_end_of_one_rank_is_that_of_all(place, status, kind, told, others_wa
 
 RANK = """
 import sys
-from ppldm.utils.processes.meeting import Meeting
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import Meeting
+from ppldm.utils.processes.ranks import World
 meeting = Meeting(World(int(sys.argv[1]), 2), ("127.0.0.1", int(sys.argv[2])))
 while True:
     meeting._look(meeting.links.keys())  # is here, and never ready

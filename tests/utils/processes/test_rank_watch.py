@@ -7,9 +7,8 @@ import time
 import pytest
 
 from ppldm.utils.errors import TrainingError
-from ppldm.utils.processes import rank_watch
-from ppldm.utils.processes.rank_watch import RankWatch, leave_signs, waiting, watch_ranks
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes import ranks
+from ppldm.utils.processes.ranks import RankWatch, World, leave_signs, waiting, watch_ranks
 
 
 @pytest.fixture
@@ -61,8 +60,8 @@ RANK = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = {path!r}
-from ppldm.utils.processes.rank_watch import SIGNS_DIR, leave_signs, waiting, watch_ranks
-from ppldm.utils.processes.world import World
+from ppldm.utils.processes.ranks import SIGNS_DIR, leave_signs, waiting, watch_ranks
+from ppldm.utils.processes.ranks import World
 
 world = World({rank}, 2)
 watch_ranks(world, {seconds})
@@ -104,23 +103,23 @@ def test_signs_end_and_are_removed(watch, tmp_path, monkeypatch):
     until = time.monotonic() + 120
     while not (folder / "0").exists() and time.monotonic() < until:
         time.sleep(0.01)
-    monkeypatch.setattr(rank_watch, "_watch", watch)
-    monkeypatch.setattr(rank_watch, "barrier", lambda world: None)
-    rank_watch.remove_signs(World(1, 4))
+    monkeypatch.setattr(ranks, "_watch", watch)
+    monkeypatch.setattr(ranks, "barrier", lambda world: None)
+    ranks.remove_signs(World(1, 4))
     assert folder.is_dir()  # the main rank's to remove
     watch.folder = folder
-    rank_watch.remove_signs(World(0, 4))
+    ranks.remove_signs(World(0, 4))
     assert not folder.exists() and watch.folder is None
     watch.look(0.0)
     assert watch.describe_late(100.0, 3) == "the other ranks"
 
 
 def test_without_a_limit_nothing_is_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_watch, "_watch", None)
+    monkeypatch.setattr(ranks, "_watch", None)
     watch_ranks(World(0, 2), 0)
     watch_ranks(World(), 5)
     leave_signs(tmp_path)
-    assert rank_watch._watch is None and not list(tmp_path.iterdir())
+    assert ranks._watch is None and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import pytest
 from forking import state_of
 
 from ppldm.training.train import stop_on_signals
-from ppldm.utils.processes.signals import handle, wait_for
+from ppldm.utils.processes.signals import handle
+from ppldm.utils.processes.supervise import wait_for
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -10,7 +10,7 @@ import pytest
 from running import running
 
 from ppldm.utils.processes import supervise
-from ppldm.utils.processes.supervise import LONGEST_WAIT_SECONDS, Supervisor, wait_before
+from ppldm.utils.processes.supervise import LONGEST_WAIT_SECONDS, wait_before
 
 # Each start takes the next exit status of the file `plan`, which negative ones end by that signal, and counts itself.
 COMMAND = """
@@ -31,7 +31,7 @@ def supervised(tmp_path, monkeypatch):
     def run(statuses, most, progress=lambda: 0):
         (tmp_path / "plan").write_text(" ".join(map(str, statuses)))
         command = [sys.executable, "-c", COMMAND, tmp_path / "plan", tmp_path / "starts"]
-        status = Supervisor(command, most, lambda: progress()).run()
+        status = supervise.supervise(command, most, lambda: progress())
         return status, len((tmp_path / "starts").read_text())
 
     return run
@@ -66,8 +66,8 @@ def test_waits_double_up_to_a_limit():
 
 SUPERVISE = """
 import sys
-from ppldm.utils.processes.supervise import Supervisor
-sys.exit(Supervisor([sys.executable, "-c", sys.argv[1], sys.argv[2]], 5, lambda: 0).run())
+from ppldm.utils.processes.supervise import supervise
+sys.exit(supervise([sys.executable, "-c", sys.argv[1], sys.argv[2]], 5, lambda: 0))
 """
 STOPPABLE = """
 import signal, sys, time

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppldm.utils.errors import ConfigError, StoreError
+from ppldm.utils.files import check_address, is_address, shown
 from ppldm.utils.store import client
 
 SMALL_FAULTS = ("500", "502", "503", "429", "cut", "flip", "hang up")
@@ -83,12 +84,12 @@ def test_secrets_are_refused_and_never_shown(path, secret, query):
     secret = f"{secret}SECRET"
     for url in (f"https://u:{secret}@host/{path}?{query}", f"s3://{secret}@bucket/{path}"):
         with pytest.raises(ConfigError) as raised:
-            client.check_address(url)
-        assert "SECRET" not in str(raised.value) and "SECRET" not in client.shown(url)
+            check_address(url)
+        assert "SECRET" not in str(raised.value) and "SECRET" not in shown(url)
 
 
 @pytest.mark.parametrize("text, expected", [("s3://b/c", True), ("HTTPS://b", True), ("ftp://b", False),
                                             ("s3:/b", False), ("/s3://b", False), ("file:///a", False),
                                             ("bos://b/c", True)])  # fmt: skip
 def test_addresses(text, expected):
-    assert client.is_address(text) == expected
+    assert is_address(text) == expected

@@ -6,7 +6,7 @@ import pytest
 
 from ppldm.utils.errors import StoreError
 from ppldm.utils.store import client
-from ppldm.utils.store.inputs import input_path
+from ppldm.utils.store.cache import input_path
 
 URL = "s3://bucket/models/a"
 FILES = {"config.json": b"{}", "unet/weights.bin": bytes(range(256)) * 40, "unet/deep/er.txt": b"x"}

@@ -12,8 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from ppldm.cli.main import run
 from ppldm.utils.errors import ModelError
-from ppldm.weights.lora.files import LORA_FILE, read_lora, write_lora
-from ppldm.weights.lora.keys import read_key
+from ppldm.weights.lora.files import LORA_FILE, read_key, read_lora, write_lora
 
 Q, K, TEXT = "down_blocks.0.attentions.0.to_q", "down_blocks.0.attentions.0.to_k", "text_model.encoder.layers.0.mlp.fc1"
 LAYERS = {"unet": [Q, K], "text_encoder": [TEXT]}

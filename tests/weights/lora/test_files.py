@@ -11,8 +11,16 @@ from small_weights import UNET, small_weights, write_clip
 
 from ppldm.config.network_files import CONFIG_DIR
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.lora.files import LORA_FILE, Lora, LoraPair, read_lora, write_lora
-from ppldm.weights.lora.keys import KOHYA_PREFIXES, read_key, write_key
+from ppldm.weights.lora.files import (
+    KOHYA_PREFIXES,
+    LORA_FILE,
+    Lora,
+    LoraPair,
+    read_key,
+    read_lora,
+    write_key,
+    write_lora,
+)
 from ppldm.weights.names import rename, unet_names
 from ppldm.weights.read import read_component
 

@@ -12,10 +12,9 @@ from small_weights import small_weights
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import ComponentWeights, Weights
 from ppldm.weights.fill import fill_component
-from ppldm.weights.lora.extract import extract_lora, nearest_pair
 from ppldm.weights.lora.files import Lora, LoraPair, write_lora
 from ppldm.weights.lora.flag import split_word
-from ppldm.weights.lora.merge import add_loras, merge_lora
+from ppldm.weights.lora.merge import add_loras, extract_lora, merge_lora, nearest_pair
 
 
 @pytest.fixture(scope="module")

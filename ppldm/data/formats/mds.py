@@ -1,0 +1,351 @@
+"""`format=mds`: shards of MosaicML streaming, `shard.00000.mds`, each of which says itself what is in it.
+
+A shard is, little endian: the number of samples u32; where each begins, and the last ends, u32[n + 1]; a JSON object
+that names the columns with their encodings and sizes; the samples. A sample is the sizes u32 of its columns of no fixed
+size, then the columns, one after the other. Where `index.json` is there, its sizes and hashes must be those of the
+shards. A compressed shard, `shard.00000.mds.zstd`, is read from a copy without its compression (`formats.base`).
+
+A shard of pictures has an encoded image, a caption, and metadata. A shard of latents, as micro_diffusion writes them,
+has `latents_256` and so on in place of the image: float16 [C, h, w], one sample of the VAE's posterior, times the
+scaling factor. Arrays, pickles and other columns of bytes are not looked at.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from ...utils.checksums import hash_file, measure_file
+from ...utils.errors import PartError, RowError
+from ...utils.files import read_json
+from ..images import image_size
+from .base import MAX_ROW_BYTES, Copy, IndexedRows, find_column, indexing, is_plain, store_rows
+from .index import MDS_SAMPLES, Index, IndexSpec, stat_part
+from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
+from .parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from .row import Row, decode_text
+
+# The suffixes that MosaicML's writer gives, and what pyarrow calls their formats.
+_CODECS = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2", ".snappy": "snappy"}
+_BLOCK_BYTES = 1 << 20
+_MAX_BYTES = 1 << 32  # of a shard, whose offsets are u32
+_MAX_COLUMNS_BYTES = 1 << 20
+_CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
+_IMAGE_ENCODINGS = ("jpeg", "png", "bytes")  # the encoded file as it is
+_LATENTS, _CAPTION_LATENTS = "latents_", "caption_latents"
+_NUMBERS = {"int": "<i8"} | {
+    f"{kind}{8 * size}": f"<{kind[0]}{size}"
+    for kind, sizes in (("int", (1, 2, 4, 8)), ("uint", (1, 2, 4, 8)), ("float", (2, 4, 8)))
+    for size in sizes
+}
+_TEXTS = ("str", "str_int", "str_float", "json", *_NUMBERS)  # what can be a caption or metadata
+_STATED = "index.json"  # which says how many bytes each shard beside it has, and their hashes
+
+
+def unpacked_name(name: str) -> str:
+    """The name of a shard without the suffix of its compression."""
+    stem, suffix = os.path.splitext(name)
+    return stem if suffix in _CODECS and stem.endswith(".mds") else name
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a shard is compressed, by its name: two of the formats have no mark of their own."""
+    return unpacked_name(path.name) != path.name
+
+
+@contextmanager
+def open_stream(path: Path) -> Iterator:
+    """A shard's bytes by `read(size)`, from the first on, unpacked on the way. Raises PartError, also in the block,
+    where it is damaged."""
+    if not is_packed(path):
+        with open(path, "rb") as file:
+            yield file
+        return
+    import pyarrow as pa
+
+    codec = _CODECS[path.suffix]
+    try:
+        with _unpack_snappy(path) if codec == "snappy" else pa.input_stream(path, codec) as file:
+            yield file
+    except (pa.ArrowException, OSError) as error:
+        words = " ".join(str(error).split())[:200]
+        raise PartError(f"{path} cannot be unpacked ({words}); get it again") from error
+
+
+def _unpack_snappy(path: Path):
+    """The raw format, which begins with the size of what it holds: seven bits a byte, the lowest first."""
+    import pyarrow as pa
+
+    data, size = path.read_bytes(), 0
+    for place, byte in enumerate(data[:5]):
+        size |= (byte & 127) << 7 * place
+        if byte < 128:
+            break
+    if size > _MAX_BYTES:
+        raise OSError("its size cannot be")
+    return pa.BufferReader(pa.Codec("snappy").decompress(data, size))
+
+
+def open_samples(path: Path) -> BinaryIO:
+    """A shard, or its unpacked copy, to be read at random: a binary file that is not buffered. Raises PartError,
+    OutputError."""
+    return _copy_of(path, measure_file(path)).open() if is_packed(path) else open(path, "rb", buffering=0)
+
+
+def _copy_of(path: Path, content: tuple[int, int]) -> Copy:
+    return Copy(path, content, ".unpacked", partial(_unpack, path))
+
+
+def _unpack(path: Path) -> Iterator[bytes]:
+    num_bytes = 0
+    with open_stream(path) as packed:
+        while block := packed.read(_BLOCK_BYTES):
+            num_bytes += len(block)
+            if num_bytes > _MAX_BYTES:
+                raise PartError(f"{path} holds more than a shard can; get it again")
+            yield block
+
+
+@dataclass(frozen=True)
+class _Column:
+    """`size`: in bytes, None where each sample says it."""
+
+    name: str
+    encoding: str
+    size: int | None
+
+
+class MdsLayout:
+    """Where the samples of a shard lie and what its columns are. `starts`: int64 [samples + 1]. `caption`, `image`: the
+    columns with these, `image` None in a shard of latents; where they are not named, the known ones. `control`: that of
+    the second image, where `has_control` asks for one beside the first. Raises PartError."""
+
+    def __init__(self, path: Path, has_control: bool = False, image: str = "", caption: str = ""):
+        self.path = path
+        with open_stream(path) as file:
+            self.starts = self._read_starts(file)
+            self.columns = self._read_columns(file.read(int(self.starts[0]) - 4 * len(self.starts) - 4))
+        self.caption = find_column(self.named("str"), (caption,) if caption else _CAPTION_COLUMNS, path)
+        images, known = self.named(*_IMAGE_ENCODINGS), (image,) if image else IMAGE_COLUMNS
+        has_image = not self.latents or not set(images).isdisjoint(known)
+        self.image = find_column(images, known, path) if has_image else None
+        self.control = find_column(images, CONTROL_COLUMNS, path) if has_image and has_control else None
+
+    def named(self, *encodings: str) -> list[str]:
+        """The columns of some encodings."""
+        return [column.name for column in self.columns if column.encoding in encodings]
+
+    @cached_property
+    def latents(self) -> dict[int, str]:
+        """The columns of latents by the resolution that they were made at."""
+        sides = {name.removeprefix(_LATENTS): name for name in self.named("bytes") if name.startswith(_LATENTS)}
+        return {int(side): name for side, name in sides.items() if side.isdecimal()}
+
+    def places(self, read: Callable[[int], bytes], length: int, where: str) -> dict[str, slice]:
+        """Where each column is in a sample of so many bytes, the first n of which `read` gives. Raises RowError
+        "damaged"."""
+        num_sizes = sum(column.size is None for column in self.columns)
+        sizes, found, offset = np.frombuffer(read(4 * num_sizes), "<u1"), {}, 4 * num_sizes
+        if len(sizes) == 4 * num_sizes:
+            stated = iter(sizes.view("<u4").tolist())
+            for column in self.columns:
+                end = offset + (next(stated) if column.size is None else column.size)
+                found[column.name] = slice(offset, end)
+                offset = end
+        if offset != length or not found:
+            raise RowError("damaged", f"{where}: damaged MDS data; get the shard again")
+        return found
+
+    def split(self, data: bytes, where: str) -> dict[str, bytes]:
+        """The bytes of each column of a sample. Raises RowError "damaged"."""
+        places = self.places(lambda length: data[:length], len(data), where)
+        return {name: data[place] for name, place in places.items()}
+
+    def decode(self, data: bytes, where: str) -> Row:
+        """The row of a sample's bytes, its image empty in a shard of latents. Raises RowError "damaged", "no_image",
+        "no_control", "empty_caption", "encoding"."""
+        values = self.split(data, where)
+        for column, reason in ((self.image, "no_image"), (self.control, "no_control")):
+            if column and not values[column]:
+                raise RowError(reason, f"{where} has an empty {column!r}")
+        caption, meta = self.decode_texts(values, where)
+        image, control = (values[column] if column else b"" for column in (self.image, self.control))
+        return Row(caption, image, meta, control=control)
+
+    def decode_texts(self, values: dict[str, bytes], where: str) -> tuple[str, dict]:
+        """(caption, metadata) of the bytes of columns. Raises RowError "empty_caption", "encoding"."""
+        caption = " ".join(decode_text(values[self.caption], where).split())
+        if not caption:
+            raise RowError("empty_caption", f"{where} has an empty caption")
+        columns = [column for column in self.columns if column.encoding in _TEXTS and column.name != self.caption]
+        decoded = {column.name: _decode(column.encoding, values[column.name], where) for column in columns}
+        return caption, {name: value for name, value in decoded.items() if is_plain(value)}
+
+    def damaged(self) -> PartError:
+        """The error of a shard that is not as long, or not laid out, as it says."""
+        return PartError(f"{self.path} is not an MDS shard, or is damaged or cut short; get it again")
+
+    def _read_starts(self, file) -> np.ndarray:
+        size = None if is_packed(self.path) else os.fstat(file.fileno()).st_size
+        count = int.from_bytes(file.read(4), "little") + 1
+        words = file.read(4 * count) if size is None or 4 * count < size else b""
+        starts = np.frombuffer(words[: len(words) // 4 * 4], "<u4").astype(np.int64)
+        if (
+            len(starts) < count
+            or starts[-1] != (starts[-1] if size is None else size)
+            or (np.diff(starts) < 0).any()
+            or not 0 < starts[0] - 4 * len(starts) - 4 <= _MAX_COLUMNS_BYTES
+        ):
+            raise self.damaged()
+        return starts
+
+    def _read_columns(self, text: bytes) -> tuple[_Column, ...]:
+        try:
+            stated = json.loads(text)
+            names, encodings = stated["column_names"], stated["column_encodings"]
+            columns = tuple(_Column(*one) for one in zip(names, encodings, stated["column_sizes"], strict=True))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise PartError(f"{self.path} is not an MDS shard, or is damaged ({error}); get it again") from error
+        sizes = [column.size for column in columns if column.size is not None]
+        if not columns or not all(type(size) is int and 0 <= size <= MAX_ROW_BYTES for size in sizes):
+            raise PartError(f"{self.path} states columns that cannot be; get it again")
+        return columns
+
+
+class MdsShard(IndexedRows):
+    """The samples of a shard: the first of parquet's image columns that is there, and of its caption columns.
+    `latents`: as of `MdsLayout`. `has_caption_latents`: whether rows have a text encoder's hidden states of their
+    caption, as micro_diffusion writes them."""
+
+    spec = IndexSpec((MDS_SAMPLES,))
+
+    def __init__(self, path, layout: str = DEFAULT_LAYOUT):
+        stat_part(Path(path), self.spec)
+        self._layout = MdsLayout(Path(path), layout == CONTROL_LAYOUT)
+        self.latents, self.has_images = self._layout.latents, self._layout.image is not None
+        self.has_caption_latents = _CAPTION_LATENTS in self._layout.named("bytes")
+        super().__init__(path, layout)
+
+    def read_fields(self, row: int) -> tuple[str, dict]:
+        where = self._where(row)
+        return self._layout.decode_texts(self._read_columns(row, self._layout.named(*_TEXTS), where), where)
+
+    def read_latents(self, row: int, resolution: int, shape: tuple[int, ...]) -> np.ndarray:
+        """The scaled latents of a row, float16 of `shape`. Raises RowError "damaged", "latents", and PartError where
+        the shard has none of that resolution."""
+        column = self.latents.get(resolution)
+        if column is None:
+            made = ", ".join(map(str, sorted(self.latents))) or "none"
+            raise PartError(f"{self.path} has latents of {made} pixels and not of {resolution}; set --resolution")
+        return self._read_float16(row, column, shape)
+
+    def read_caption_latents(self, row: int, shape: tuple[int, ...]) -> np.ndarray:
+        """Hidden states of a row's caption, float16 of `shape`, [tokens, width]. Raises RowError "damaged", "latents",
+        "not_finite"."""
+        found = self._read_float16(row, _CAPTION_LATENTS, shape)
+        if not np.isfinite(found).all():
+            raise RowError("not_finite", f"{self._where(row)}: {_CAPTION_LATENTS} is not finite")
+        return found
+
+    def _read_float16(self, row: int, column: str, shape: tuple[int, ...]) -> np.ndarray:
+        where = self._where(row)
+        data = self._read_columns(row, [column], where)[column]
+        if len(data) != 2 * math.prod(shape):
+            needed = " x ".join(map(str, shape))
+            raise RowError("latents", f"{where}: {len(data)} bytes of latents where {needed} float16 are needed")
+        return np.frombuffer(data, "<f2").reshape(shape)
+
+    def read_preview(self, row: int) -> np.ndarray | None:
+        """The latents of a row at the lowest resolution, float32 [C, h, w], of a VAE that scales down by 8; None where
+        they are not of such. Raises RowError."""
+        side, data = min(self.latents), self.check_latents(row)[self.latents[min(self.latents)]]
+        return None if len(data) % (side // 8) ** 2 else data.reshape(-1, side // 8, side // 8).astype(np.float32)
+
+    def check_latents(self, row: int) -> dict[str, np.ndarray]:
+        """All latents of a row by their columns, float16 in one dimension. Raises RowError "damaged", "latents" where
+        there are none, "not_finite"."""
+        where, found = self._where(row), {}
+        for name, data in self._read_columns(row, [*self.latents.values()], where).items():
+            if not data or len(data) % 2:
+                raise RowError("latents", f"{where}: {name} has {len(data)} bytes, which are not float16 numbers")
+            found[name] = np.frombuffer(data, "<f2")
+            if not np.isfinite(found[name]).all():
+                raise RowError("not_finite", f"{where}: {name} is not finite")
+        return found
+
+    def _read_columns(self, row: int, names: list[str], where: str) -> dict[str, bytes]:
+        """The bytes of columns of a row, read by themselves: those of a text encoder's output are large."""
+        start, length = int(self._index.offsets[row]), int(self._index.lengths[row])
+        places = self._layout.places(lambda count: self._read_stored(start, count, where), length, where)
+        found = {name: places[name] for name in names}
+        return {n: self._read_stored(start + p.start, p.stop - p.start, where) for n, p in found.items()}
+
+    def _find_copy(self) -> Copy | None:
+        return _copy_of(self.path, self.identity) if is_packed(self.path) else None
+
+    def _build(self) -> tuple[Path, Index]:
+        layout, table = self._layout, []
+        with indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
+            _check_stated(self.path)
+            file.read(int(layout.starts[0]))
+            for start, stop in zip(layout.starts[:-1].tolist(), layout.starts[1:].tolist(), strict=True):
+                if stop - start > MAX_ROW_BYTES:
+                    raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; omit it")
+                data = file.read(stop - start)
+                if len(data) < stop - start:
+                    raise layout.damaged()
+                try:
+                    size = image_size(layout.split(data, "")[layout.image]) if layout.image else (0, 0)
+                except RowError:  # which reading the row says
+                    size = 0, 0
+                table.append((start, stop - start, *size))
+                bar.update(stop - start)
+            if file.read(1):
+                raise layout.damaged()
+        return store_rows(self.path, self.spec, table)
+
+    def _decode(self, data: bytes, where: str) -> Row:
+        return self._layout.decode(data, where)
+
+
+def _decode(encoding: str, data: bytes, where: str):
+    """The value of metadata; None of what is none."""
+    if encoding == "str":
+        return decode_text(data, where)
+    if encoding in _NUMBERS:
+        dtype = np.dtype(_NUMBERS[encoding])
+        return np.frombuffer(data, dtype)[0].item() if len(data) == dtype.itemsize else None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _check_stated(path: Path) -> None:
+    """Compare a shard with what `index.json` says of it, as far as it does: its bytes, and those of its hashes that
+    Python knows. Raises PartError, OSError."""
+    index, num_bytes = path.with_name(_STATED), path.stat().st_size
+    stated = _read_stated(index, index.stat().st_mtime_ns).get(path.name, {}) if index.exists() else {}
+    if num_bytes != stated.get("bytes", num_bytes):
+        raise PartError(f"{path} has {num_bytes} bytes where {_STATED} says {stated['bytes']}; get it again")
+    for name, digest in stated.get("hashes", {}).items():
+        if name in hashlib.algorithms_guaranteed and hash_file(path, name) != digest:
+            raise PartError(f"{path} does not have the {name} that {_STATED} says; get it again")
+
+
+@lru_cache(maxsize=4)
+def _read_stated(path: Path, changed: int) -> dict[str, dict]:
+    """{`bytes`, `hashes`} of each file by its name: all shards of a folder ask for them."""
+    try:
+        files = [shard.get(kind) or {} for shard in read_json(path)["shards"] for kind in ("raw_data", "zip_data")]
+        return {file["basename"]: {"bytes": file["bytes"], "hashes": dict(file["hashes"])} for file in files if file}
+    except (AttributeError, KeyError, TypeError, ValueError):  # of something else, or damaged
+        return {}

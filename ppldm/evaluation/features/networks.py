@@ -1,0 +1,308 @@
+"""The feature networks, each read from the files in which it is published.
+
+InceptionV3 as FID has it: TensorFlow's network of 2015 with its weights, 2048 features of the last average pool.
+
+It differs from the published architecture (Szegedy et al. 2015, arXiv:1512.00567), which paddle.vision has: averages
+leave out the padding, the last block's pool is a maximum, batch norm has an epsilon of 0.001, and 1008 classes. Weights
+are read under the names of pytorch-fid and torch-fidelity, of PaddleGAN (other statistics of batch norm), and of
+paddle.vision, which PaddleNLP's file has.
+
+DINOv2 (Oquab et al. 2023, arXiv:2304.07193): the class token of a vision transformer, behind its last norm.
+
+Weights are read under Meta's names and transformers', of ViT-S, B and L, with register tokens (Darcet et al. 2023,
+arXiv:2309.16588) or without. Sizes follow from their shapes; heads have 64 numbers. Tables of positions, for 37 x 37
+patches, are resized to 16 x 16 as Meta's code does: bicubic at a scale of 16.1 / 37 (transformers' code takes 16 / 37),
+and with register tokens by a bicubic filter that does not alias.
+
+CLIP (Radford et al. 2021, arXiv:2103.00020): embeddings of pictures and of texts in one space, each of length 1.
+
+Read from a folder of transformers, PaddleNLP or ppdiffusers: config.json, the weights of both encoders and both
+projections, and a tokenizer beside them or in tokenizer/. Texts are tokenized by ppldm's own tokenizer.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn.functional import scaled_dot_product_attention
+from paddle.vision.models import InceptionV3
+
+from ...data.text.tokenizer import ClipTokenizer
+from ...networks.build import UNBUILDABLE, init_inception
+from ...networks.config_fields import settings_of
+from ...networks.cpu_operators.layers import use_cpu_operators
+from ...utils.errors import ModelError
+from ...utils.files import read_json_object
+from ...utils.log import get_logger
+from ...utils.pictures import bicubic_filter
+from ...weights.components import ComponentWeights
+from ...weights.configs import complete_config
+from ...weights.fetch import RANDOM
+from ...weights.fill import fill_layer
+from ...weights.formats.files import read_component_arrays, within_file
+from ...weights.losses import load_lpips
+from ...weights.read import find_tokenizer
+from .base import BATCH_SIZE, Convention, FeatureNetwork, layer_digest, network_of
+
+_INCEPTION_SIDE, DIM, CLASSES = 299, 2048, 1008
+_BLOCKS = ["5b", "5c", "5d", "6a", "6b", "6c", "6d", "6e", "7a", "7b", "7c"]
+_INCEPTION_NAMES = (
+    ("Conv2d_", "inception_stem.conv_"),
+    *((f"Mixed_{block}.", f"inception_block_list.{number}.") for number, block in enumerate(_BLOCKS)),
+    (".branch_pool.", ".branch_pool_conv."),
+    (".conv.", ".0."),
+    (".bn.", ".1."),
+    (".running_mean", "._mean"),
+    (".running_var", "._variance"),
+)
+_UNUSED = ("fc.", "AuxLogits.")  # the classifiers
+_DINOV2_SIDE, _HEAD = 224, 64
+_DINOV2_NAMES = (
+    (r"^embeddings\.", ""),
+    (r"^encoder\.layer\.", "blocks."),
+    (r"^position_embeddings$", "pos_embed"),
+    (r"^patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^layernorm\.", "norm."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+)
+_THIRDS = ("query", "key", "value")
+
+
+def load_inception(path: Path, convention: Convention) -> FeatureNetwork:
+    """FID's InceptionV3 with the weights at `path`, or random ones. Raises ModelError."""
+    layer = build_inception()
+    if str(path) == RANDOM:
+        get_logger().warning("InceptionV3 has random weights: distances compare with no published ones")
+        init_inception(layer, seed=0)
+    else:
+        fill_layer(layer, rename_inception(read_component_arrays(path), path), path, "FID's InceptionV3")
+    return network_of("inception", layer, DIM, convention, _INCEPTION_SIDE)
+
+
+def build_inception() -> InceptionV3:
+    """FID's variant of paddle.vision's network, up to the last average pool."""
+    network = InceptionV3(num_classes=0)
+    for layer in network.sublayers():
+        if isinstance(layer, nn.BatchNorm2D):
+            layer._epsilon = 0.001
+        elif isinstance(layer, nn.AvgPool2D):
+            layer.exclusive = True
+    network.inception_block_list[-1].branch_pool = nn.MaxPool2D(kernel_size=3, stride=1, padding=1)
+    return network
+
+
+def rename_inception(arrays: dict[str, np.ndarray], source) -> dict[str, np.ndarray]:
+    """The weights under paddle.vision's names, without classifiers. Raises ModelError for ImageNet's 1000 classes."""
+    classes = arrays.get("fc.bias", np.empty(CLASSES)).shape[0]
+    if classes != CLASSES:
+        raise ModelError(
+            f"{source} holds an InceptionV3 of {classes} classes, and FID's has {CLASSES}; give TensorFlow's of 2015"
+        )
+    renamed = {}
+    for name, array in arrays.items():
+        if not name.startswith(_UNUSED) and not name.endswith("num_batches_tracked"):
+            for theirs, ours in _INCEPTION_NAMES:
+                name = name.replace(theirs, ours)
+            renamed[name] = array
+    return renamed
+
+
+class Dinov2(nn.Layer):
+    """The vision transformer, under Meta's names. Pictures, float32 [N, 3, S, S], to class tokens [N, width]."""
+
+    def __init__(self, width: int, depth: int, patch: int, positions: int, registers: int):
+        super().__init__()
+        self.cls_token = self.create_parameter([1, 1, width])
+        self.pos_embed = self.create_parameter([1, positions, width])
+        if registers:
+            self.register_tokens = self.create_parameter([1, registers, width])
+        self.patch_embed = nn.Layer()
+        self.patch_embed.proj = nn.Conv2D(3, width, patch, patch)
+        self.blocks = nn.LayerList([_Block(width) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width, epsilon=1e-6)
+        self.num_registers = registers
+
+    def forward(self, pictures):
+        patches = self.patch_embed.proj(pictures)
+        count, width, side = patches.shape[:3]
+        patches = patches.flatten(2).transpose([0, 2, 1])
+        first = self.cls_token.expand([count, 1, width])
+        tokens = paddle.concat([first, patches], 1) + resize_positions(self.pos_embed, side, self.num_registers > 0)
+        if self.num_registers:
+            registers = self.register_tokens.expand([count, self.num_registers, width])
+            tokens = paddle.concat([tokens[:, :1], registers, tokens[:, 1:]], 1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens[:, 0])
+
+
+class _Block(nn.Layer):
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width, epsilon=1e-6), nn.LayerNorm(width, epsilon=1e-6)
+        self.ls1, self.ls2 = nn.Layer(), nn.Layer()
+        for scale in (self.ls1, self.ls2):
+            scale.gamma = scale.create_parameter([width])
+        self.attn, self.mlp = nn.Layer(), nn.Layer()
+        self.attn.qkv, self.attn.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp.fc1, self.mlp.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, tokens):
+        count, length, width = tokens.shape
+        shape = [count, length, 3, width // _HEAD, _HEAD]
+        query, key, value = self.attn.qkv(self.norm1(tokens)).reshape(shape).unbind(2)
+        attended = scaled_dot_product_attention(query, key, value).reshape([count, length, width])
+        tokens = tokens + self.attn.proj(attended) * self.ls1.gamma
+        return tokens + self.mlp.fc2(nn.functional.gelu(self.mlp.fc1(self.norm2(tokens)))) * self.ls2.gamma
+
+
+def load_dinov2(path: Path, convention: Convention) -> FeatureNetwork:
+    arrays = rename_dinov2(read_component_arrays(path))
+    layer = build_dinov2(arrays, path)
+    fill_layer(layer, arrays, path, "a DINOv2 of their size")
+    return network_of("dinov2", layer, arrays["cls_token"].shape[-1], convention, _DINOV2_SIDE)
+
+
+def build_dinov2(arrays: dict[str, np.ndarray], source) -> Dinov2:
+    """A network of the size that weights under Meta's names have. Raises ModelError."""
+    shapes = [arrays.get(name, np.empty(0)).shape for name in ("cls_token", "pos_embed", "patch_embed.proj.weight")]
+    if [len(shape) for shape in shapes] != [3, 3, 4] or shapes[0][-1] % _HEAD:
+        raise ModelError(f"{source} holds no DINOv2; give Meta's file of its weights or transformers' folder")
+    depth = len({name.split(".")[1] for name in arrays if name.startswith("blocks.")})
+    registers = arrays.get("register_tokens", np.empty((1, 0))).shape[1]
+    return Dinov2(shapes[0][-1], depth, shapes[2][-1], shapes[1][1], registers)
+
+
+def rename_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights under Meta's names, in Paddle's orientation, without the mask that only training needs."""
+    renamed = {}
+    for name, array in arrays.items():
+        for pattern, ours in _DINOV2_NAMES:
+            name = re.sub(pattern, ours, name)
+        renamed[name] = array
+    for name in [name for name in renamed if ".attention.attention.query." in name]:
+        thirds = [renamed.pop(name.replace("query", third), np.empty(0)) for third in _THIRDS]
+        if len({third.shape for third in thirds}) == 1:
+            renamed[name.replace("attention.attention.query", "attn.qkv")] = np.concatenate(thirds, -1)
+    renamed.pop("mask_token", None)
+    return renamed
+
+
+def resize_positions(table, side: int, filtered: bool):
+    """The position embeddings [1, 1 + n^2, width] for [1, 1 + side^2, width]; the first is the class token's."""
+    old = round((table.shape[1] - 1) ** 0.5)
+    if old == side:
+        return table
+    matrix = paddle.to_tensor(bicubic_filter(old, side) if filtered else _cubic(old, side))
+    grid = table[:, 1:].reshape([old, old, -1])
+    resized = paddle.einsum("yi,xj,ijc->yxc", matrix, matrix, grid)
+    return paddle.concat([table[:, :1], resized.reshape([1, side * side, -1])], 1)
+
+
+def _cubic(old: int, new: int, offset: float = 0.1) -> np.ndarray:
+    """float32 [new, old]: cubic interpolation (a = -0.75) along one axis at a scale of (new + offset) / old, between
+    the four nearest of each position; beyond the ends they are repeated."""
+    centres = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
+    matrix = np.zeros((new, old))
+    for step in range(-1, 3):
+        near = np.floor(centres) + step
+        x = np.abs(centres - near)
+        inner, outer = (1.25 * x - 2.25) * x * x + 1, ((-0.75 * x + 3.75) * x - 6) * x + 3
+        np.add.at(matrix, (np.arange(new), near.clip(0, old - 1).astype(int)), np.where(x <= 1, inner, outer))
+    return matrix.astype(np.float32)
+
+
+class ClipNetwork(FeatureNetwork):
+    """Embeddings of pictures, and of texts. `logit_scale`: what CLIP multiplies cosines with, 100 as published."""
+
+    def __init__(self, model, tokenizer: ClipTokenizer, convention: Convention):
+        use_cpu_operators(model).eval()
+        self._model, self._tokenizer = model, tokenizer
+        self.logit_scale = float(model.logit_scale.exp())
+        side = model.config.vision_config.image_size
+        super().__init__("clip", model.projection_dim, layer_digest(model), convention, side, self._embed_pictures)
+
+    def embed_texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Embeddings [N, dim] float32 of texts, cut at the length that the model takes."""
+        embeddings = np.empty((len(texts), self.dim), np.float32)
+        for start in range(0, len(texts), BATCH_SIZE):
+            batch = list(texts[start : start + BATCH_SIZE])
+            ids = paddle.to_tensor(self._tokenizer.encode(batch))
+            with paddle.no_grad():
+                embeddings[start : start + len(batch)] = _unit(self._model.get_text_features(ids))
+        return embeddings
+
+    def _embed_pictures(self, batch: np.ndarray) -> np.ndarray:
+        with paddle.no_grad():
+            return _unit(self._model.get_image_features(paddle.to_tensor(batch)))
+
+
+def load_clip(path: Path, convention: Convention) -> ClipNetwork:
+    """The CLIP in a folder. Raises ModelError, ConfigError."""
+    folder = find_tokenizer(path)
+    if folder is None:
+        raise ModelError(f"{path} has no tokenizer (vocab.json, merges.txt), which CLIP needs; give its whole folder")
+    arrays = {name: array for name, array in read_component_arrays(path).items() if not name.endswith("position_ids")}
+    component = ComponentWeights(read_json_object(path / "config.json", ModelError, inside=True), arrays, str(path))
+    if "logit_scale" in arrays:
+        arrays["logit_scale"] = arrays["logit_scale"].reshape(())  # of one value, in files of older versions
+    with within_file(component):
+        model = _build_clip(component.config, path)
+    fill_layer(model, arrays, path, "its config")
+    return ClipNetwork(model, ClipTokenizer(folder, model.config.text_config.max_position_embeddings), convention)
+
+
+def _build_clip(config: dict, path: Path):
+    from ppdiffusers.transformers import CLIPConfig, CLIPModel
+
+    text, vision = config.get("text_config"), config.get("vision_config")
+    if not isinstance(text, dict) or not isinstance(vision, dict):
+        raise ModelError(f"{path / 'config.json'} is not the config of a CLIP with both encoders; give such a folder")
+    known = {name: vision[name] for name in settings_of("image_encoder") if name in vision and name != "projection_dim"}
+    try:
+        return CLIPModel(
+            CLIPConfig(
+                text_config=complete_config("text_encoder", {"model_type": "clip_text_model", **text}, path),
+                vision_config=known,
+                projection_dim=config.get("projection_dim", 512),
+            )
+        )
+    except UNBUILDABLE as error:
+        raise ModelError(
+            f"{path}: the config makes no CLIP ({type(error).__name__}: {error}); copy it again"
+        ) from error
+
+
+def _unit(embeddings: paddle.Tensor) -> np.ndarray:
+    return (embeddings / embeddings.norm(p=2, axis=-1, keepdim=True)).numpy()
+
+
+class PairNetwork:
+    """LPIPS on VGG16: distances of pictures of one size, uint8 [H, W, 3], pair by pair. `digest`: as of a
+    `FeatureNetwork`."""
+
+    def __init__(self, layer, convention: Convention):
+        self.digest, self.convention = layer_digest(layer), f"{convention.name}: {convention.words}"
+        self._layer, self._prepare = layer, convention.prepare
+
+    @paddle.no_grad()
+    def distances(self, generated: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> np.ndarray:
+        """[N] float64."""
+        found = []
+        for start in range(0, len(real), BATCH_SIZE):
+            numbers = range(start, min(start + BATCH_SIZE, len(real)))
+            sides = (np.stack([self._prepare(pictures[i], 0) for i in numbers]) for pictures in (generated, real))
+            found.append(self._layer(*map(paddle.to_tensor, sides)).numpy())
+        return np.concatenate(found).astype(np.float64)
+
+
+def load_pairs(path: Path, convention: Convention) -> PairNetwork:
+    return PairNetwork(load_lpips(path), convention)
+
+
+# By the names of `base.NETWORKS`.
+LOADERS = {"inception": load_inception, "dinov2": load_dinov2, "clip": load_clip, "lpips": load_pairs}

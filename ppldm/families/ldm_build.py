@@ -1,0 +1,185 @@
+"""A latent diffusion model of built components: from settings, or from whole weights; and its weights again."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+
+import paddle
+
+from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
+from ..diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
+from ..diffusion.process import Process, sampling_settings
+from ..networks.build import build_network, resize_text_encoder
+from ..networks.configs import LABELS, check_fit, check_sizes_taken, check_tokenizer_fit, downscale_factor, hidden_width
+from ..networks.cpu_operators.layers import plain_attention
+from ..networks.latent_diffusion import LatentDiffusionModel
+from ..utils.errors import ConfigError, ModelError
+from ..utils.log import get_logger
+from ..utils.machine.devices import current_kind
+from ..utils.rng import Stream
+from ..weights.components import Weights
+from ..weights.configs import PUBLISHED_SCHEDULE
+from ..weights.fetch import locate_model
+from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
+from ..weights.folders import whole_model
+from ..weights.read import find_tokenizer, read_weights
+
+
+def build_ldm(
+    arguments, vocab_size: int, seed: int, resolution: int | None = None, assemble: Callable = LatentDiffusionModel
+) -> LatentDiffusionModel:
+    """The model that a `TextToImageSettings` describes, made by `assemble` of its parts. `vocab_size` replaces the
+    config's; `resolution` is what `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
+    with paddle.utils.unique_name.guard():
+        get_logger().info("building the model")
+        asked, said, weights = Drawing(**arguments.kept()), {}, None
+        schedule = PUBLISHED_SCHEDULE
+        chosen = arguments.chosen_schedule(resolution)
+        if arguments.starts_from_pipeline:
+            weights = read_weights(
+                locate_model(arguments.model_name_or_path, arguments.offline, arguments.components),
+                yaml_file=arguments.original_config_file,
+                ema=arguments.load_ema,
+                assumed_prediction=arguments.prediction_type,
+            )
+            schedule = weights.scheduler
+            now = chosen | {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
+            unsaid = {name: getattr(type(arguments), name) for name in now} | {"timestep_shift": 1.0}
+            before = unsaid | weights.metadata | schedule
+            for name in (name for name in now if before[name] != now[name]):
+                get_logger().warning("%s was trained with %s %s and goes on with %s",
+                                     arguments.model_name_or_path, name, before[name], now[name])  # fmt: skip
+            said = kept_of(weights.metadata)
+        vae, text_encoder, denoiser = _make_parts(arguments, weights, vocab_size, seed)
+        if arguments.enable_xformers_memory_efficient_attention:
+            if not current_kind().efficient_attention:
+                raise ConfigError(
+                    "--enable_xformers_memory_efficient_attention needs a GPU; omit it on " + current_kind().words
+                )
+            denoiser.enable_xformers_memory_efficient_attention()
+        elif arguments.denoiser == "unet":
+            denoiser.set_attn_processor(plain_attention())  # ppdiffusers would choose by the device
+        frozen = not arguments.trains_text_encoder
+        process = Process.of({**schedule, **chosen}, arguments.weighting())
+        model = assemble(vae, text_encoder, denoiser, process, frozen, sampling_settings(schedule))
+        if chosen and said.get("sampler") not in samplers_of(process):
+            said.pop("sampler", None)  # of what it predicted before
+        model.usual = asked.fit(process, drawing_of(said, process, arguments.model_name_or_path))
+        model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
+        return model
+
+
+def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[str, Input]:
+    """What a batch must hold, by name."""
+    latents = {"channels": vae_config["latent_channels"], "factor": downscale_factor(vae_config)}
+    normals = partial(Normals, **latents)
+    inputs = {
+        "pixel_values": Pixels(),
+        "moments": Moments(**latents),
+        "uncached": Uncached(),
+        "posterior_noise": normals(Stream.POSTERIOR),  # type: ignore[call-arg]
+        "input_ids": Tokens(arguments.model_max_length),
+        "timesteps": arguments.level_input(process.num_levels),
+        **arguments.noise_inputs(normals),
+    }
+    if not arguments.trains_text_encoder:
+        inputs["text_embeddings"] = TextEmbeddings(arguments.model_max_length, text_width)
+    if arguments.size_conditioning:
+        inputs["sizes"] = Sizes(arguments.size_conditioning_drop)
+    return inputs
+
+
+def tokenizer_source(arguments) -> str:
+    """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
+    if arguments.tokenizer_name:
+        return arguments.tokenizer_name
+    if not arguments.starts_from_pipeline and (name := arguments.component_names()["text_encoder"]):
+        folder = locate_model(name, arguments.offline, ("text_encoder",))
+        own = find_tokenizer(folder)
+        if own is None:
+            raise ConfigError(
+                f"{folder} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: --tokenizer_name"
+            )
+        return str(own)
+    if arguments.starts_from_pipeline:
+        own = find_tokenizer(locate_model(arguments.model_name_or_path, arguments.offline, arguments.components))
+        if own:
+            return str(own)
+    if arguments.default_tokenizer:
+        return arguments.default_tokenizer
+    raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
+
+
+def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) -> list:
+    """VAE, text encoder and denoiser: of whole `weights`, or one by one. Nothing is built before all of them fit."""
+    kinds, configs = arguments.components, {}
+    if weights:
+        components = weights.components
+        require_components(kinds, weights, arguments.model_name_or_path)
+    else:
+        configs = arguments.new_configs()
+        if "text_encoder" in configs:
+            sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
+            file = arguments.config_files()["text_encoder"]
+            configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], file, sizes)
+        components = {kind: _find(kind, name, arguments) for kind, name in arguments.component_names().items() if name}
+    configs |= {kind: components[kind].config for kind in kinds if kind in components}
+    check_fit(configs)
+    check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
+    check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
+    return [
+        fill_component(kind, components[kind]) if kind in components else build_network(kind, configs[kind], seed)
+        for kind in kinds
+    ]
+
+
+def _find(kind: str, name: str, arguments):
+    ema = arguments.load_ema and kind == arguments.denoiser
+    return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
+
+
+def build_model(weights: Weights, source) -> LatentDiffusionModel:
+    """The model of whole weights, in evaluation mode. Raises ModelError where components are missing or do not fit."""
+    require_components(whole_model(weights.components), weights, source)
+    check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
+    with paddle.utils.unique_name.guard():
+        parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
+        make = class_of(parts)
+        parts["denoiser"] = parts.pop(make.denoiser_name)
+        settings = {"process": Process.of(weights.scheduler), "sampling": sampling_settings(weights.scheduler)}
+        model = make(**parts, **settings)
+    model.eval()
+    return model
+
+
+def class_of(parts) -> type[LatentDiffusionModel]:
+    """The class of a model of components with these names."""
+    if "controlnet" in parts:
+        from ..networks.controlnet import ControlledDiffusionModel
+
+        return ControlledDiffusionModel
+    if "transformer" in parts:
+        from ..networks.transformers.transform import TransformerDiffusionModel
+
+        return TransformerDiffusionModel
+    return LatentDiffusionModel
+
+
+def weights_of(model: LatentDiffusionModel, average=None) -> Weights:
+    """The weights of a built model, or their `average`, copied, in float32, adapters merged in; and its tokenizer."""
+    from ..weights.lora.merge import merged
+
+    with average.applied() if average else nullcontext():
+        components = {name: component_of(name, one.layer) for name, one in model.networks.items()}
+        weights = merged(Weights(components, model.process_settings(), model.tokenizer), model)
+    frozen = tuple(name for name, component in model.networks.items() if not component.trained)
+    return replace(weights, frozen=frozen)
+
+
+def require_components(kinds, weights: Weights, source) -> None:
+    """Raises ModelError where one of these components is missing."""
+    for kind in (kind for kind in kinds if kind not in weights.components):
+        from_parts = "start from its VAE and UNet with --vae_name_or_path and --unet_name_or_path"
+        remedy = from_parts if kind == "text_encoder" else "give a whole pipeline"
+        raise ModelError(f"{source} has no {LABELS[kind]} of a kind that is known; {remedy}")

@@ -1,0 +1,493 @@
+"""Settings that families share: what a diffusion model learns, averages of weights, adapters, and what a model of
+VAE, text encoder and UNet or transformer is told, wherever its components come from."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from ..config.option import Bounds, Count, Needs, NotNegative, Pixels, Positive, Share, Updates, UpdatesOr0, option
+from ..config.training import LARGEST_STD
+from ..diffusion.drawing import KEPT, MOST_GUIDANCE, SAMPLERS, USUAL
+from ..networks.configs import SIZE_EMBEDDING, read_new_config
+from ..utils.errors import ConfigError
+from ..utils.rng import Stream
+
+_model = partial(option, section="model")
+_loss = partial(option, section="model", identity=True)
+_optimizer = partial(option, section="optimizer")
+_drawn = partial(option, section="validation")
+_LOGIT_NORMAL = Needs("--timestep_sampling logit_normal", lambda given: given.timestep_sampling == "logit_normal")
+_P2 = Needs("--loss_weighting p2", lambda given: given.loss_weighting == "p2")
+_POSTHOC = Needs("--ema_posthoc", lambda given: given.ema_posthoc is not None)
+_NEEDS_LORA = Needs("--lora_rank", lambda given: given.lora_rank is not None)
+_OF_PARTS = Needs(
+    "a model of parts: --model_name_or_path gives all of it", lambda given: given.model_name_or_path is None
+)
+_NEW = re.compile(r"(\[[^\s\[\]]+\]|<[^\s<>]+>)(?:=(.*))?", re.S)
+_KEEPS = "by default, while training and afterwards; saved with it (default: the whole starting model's"
+
+
+def learning_rate_of(what: str, needs: Needs | None = None):
+    """The option `<component>_learning_rate`; None is that of all (`--learning_rate`)."""
+    text = f"Learning rate of {what} (default: --learning_rate)."
+    return _optimizer(None, text, identity=True, needs=needs)
+
+
+def weights_option(what: str, in_parts: bool = False):
+    """The option `<component>_name_or_path`. in_parts: `--model_name_or_path` gives the component too."""
+    text = f"{what}: a pipeline's folder, its own folder, or a name."
+    return _model(None, text, kind="model", needs=_OF_PARTS if in_parts else None)
+
+
+def config_option(component: str, what: str, known: str, in_parts: bool = False):
+    """The option `<component>_config_file`; known: names that it takes. in_parts: as of `weights_option`."""
+    flags = [*(["model_name_or_path"] if in_parts else []), f"{component}_name_or_path"]
+    words = " and ".join(f"--{flag}" for flag in flags) + (" go" if in_parts else " goes")
+    return _model(
+        None,
+        f"Config of {what}: a JSON file, or a name ({known}).",
+        kind="network",
+        needs=Needs(
+            f"a component that is built anew: {words} before it",
+            lambda given: all(getattr(given, flag) is None for flag in flags),
+        ),
+    )
+
+
+def lora_components(*able: str):
+    """The option, of a model with these components that can have some; by default the first has them."""
+    return _loss([able[0]], f"The networks of these layers: {', '.join(able)}.", needs=_NEEDS_LORA)
+
+
+def lora_modules(default: str, others: str):
+    """The option; others: what else it may be, in words."""
+    what = f"Linear and convolution layers with one of these in their names get one: {default}, {others}"
+    return _loss([default], what, needs=_NEEDS_LORA)
+
+
+@dataclass(kw_only=True)
+class ObjectiveSettings:
+    """A base of the settings of families that have a `diffusion.process.Process`."""
+
+    prediction_type: str = _loss(
+        "epsilon",
+        "What the UNet predicts: the noise, the velocity, the picture, or the direction of rectified flow "
+        "(docs/methods.md).",
+        choices=("epsilon", "v_prediction", "sample", "flow"),
+    )
+    beta_schedule: str | None = _loss(
+        None,
+        "Noise schedule (default: the starting model's, else scaled_linear, or cosine for Stable Cascade); "
+        "squaredcos_cap_v2 is diffusers'. Flow has none.",
+        choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"),
+    )
+    rescale_betas_zero_snr: bool = _loss(
+        False, "A noise schedule that ends in pure noise; needs v_prediction or sample."
+    )
+    timestep_shift: Positive | None = _loss(
+        None,
+        "Move all noise levels: SNR / shift^2; above 1 means more noise, as large pictures need (default: the starting "
+        "model's, else 1).",
+    )
+    shift_base_resolution: Pixels | None = _loss(
+        None, "The same by the resolution that the noise levels were made for: shift = --resolution / this."
+    )
+    timestep_sampling: str = _loss(
+        "uniform",
+        "How often each noise level is drawn: all alike, or as the sigmoid of a normal number.",
+        choices=("uniform", "logit_normal"),
+    )
+    logit_mean: float = _loss(0.0, "Mean of that normal number; above 0 means more noise.", needs=_LOGIT_NORMAL)
+    logit_std: Positive = _loss(1.0, "Its standard deviation.", needs=_LOGIT_NORMAL)
+    stratified_timesteps: bool = _loss(
+        False, "Spread the noise levels of each update evenly, whatever ranks and micro-batches it is cut into."
+    )
+    noise_offset: NotNegative = _loss(0.0, "Strength of a noise that is constant over each latent channel; 0 is none.")
+    input_perturbation: NotNegative = _loss(
+        0.0, "Strength of a second noise in what the UNet sees but does not predict (0.1 recommended)."
+    )
+    loss_weighting: str | None = _loss(
+        None,
+        "How much each noise level counts; adaptive learns it (default: min_snr with --snr_gamma, else none).",
+        choices=("none", "min_snr", "p2", "adaptive"),
+    )
+    snr_gamma: Positive | None = _loss(
+        None,
+        "Min-SNR loss weighting with this gamma (5.0 recommended, and the default with --loss_weighting min_snr).",
+        needs=Needs("--loss_weighting min_snr", lambda given: given.loss_weighting in (None, "min_snr")),
+    )
+    p2_gamma: NotNegative = _loss(1.0, "Exponent of the P2 weights (k + SNR)^-gamma.", needs=_P2)
+    p2_k: Positive = _loss(1.0, "The k of the P2 weights.", needs=_P2)
+
+    def check_objective(self) -> None:
+        """Raises ConfigError for combinations that cannot work."""
+        if self.prediction_type == "flow":
+            for name in ("beta_schedule", "rescale_betas_zero_snr"):
+                if getattr(self, name):
+                    raise ConfigError(f"--{name} is not for --prediction_type flow, which has no betas; omit it")
+        if self.rescale_betas_zero_snr and self.prediction_type == "epsilon":
+            raise ConfigError(
+                "--rescale_betas_zero_snr with --prediction_type epsilon cannot learn: the last timestep is noise "
+                "alone; add --prediction_type v_prediction"
+            )
+        if self.rescale_betas_zero_snr and self.beta_schedule == "cosine":
+            raise ConfigError("--beta_schedule cosine always keeps some signal; use squaredcos_cap_v2 with "
+                              "--rescale_betas_zero_snr")  # fmt: skip
+        if self.timestep_shift and self.shift_base_resolution:
+            raise ConfigError("--timestep_shift and --shift_base_resolution say the same; give one of them")
+
+    def chosen_schedule(self, resolution: int | None) -> dict:
+        """What of a process the settings choose for pictures of `resolution`, by the names of model.json; the rest
+        comes from the starting model, or is as published."""
+        shift = resolution / self.shift_base_resolution if self.shift_base_resolution else self.timestep_shift
+        chosen = {"beta_schedule": self.beta_schedule, "timestep_shift": shift}
+        return {
+            "prediction_type": self.prediction_type,
+            "rescale_betas_zero_snr": self.rescale_betas_zero_snr,
+            **{name: value for name, value in chosen.items() if value is not None},
+        }
+
+    def weighting(self):
+        """The weights of the loss (`diffusion.process`); None: all are 1."""
+        from ..diffusion.process import P2, Adaptive, MinSNR
+
+        kind = self.loss_weighting or ("min_snr" if self.snr_gamma else "none")
+        return {
+            "none": None,
+            "min_snr": MinSNR(self.snr_gamma or MinSNR.gamma),
+            "p2": P2(self.p2_gamma, self.p2_k),
+            "adaptive": Adaptive(),
+        }[kind]
+
+    def noise_inputs(self, normals: Callable) -> dict:
+        """The inputs (`data.inputs`) that are noise, of `normals(stream)` for latents. Offset noise:
+        crosslabs.org/blog/diffusion-with-offset-noise; a second noise in what the network sees: arXiv:2301.11706."""
+        from ..data.inputs import Sum
+
+        noise = normals(Stream.NOISE)
+        if self.noise_offset:
+            noise = Sum(noise, self.noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
+        inputs = {"noise": noise}
+        if self.input_perturbation:
+            inputs["input_noise"] = Sum("noise", self.input_perturbation, normals(Stream.INPUT_PERTURBATION))
+        return inputs
+
+    def level_input(self, num_levels: int):
+        """The input of a model (`data.inputs`) that draws its noise level, of so many."""
+        from ..data.inputs import Integer, Level
+
+        logit = (self.logit_mean, self.logit_std) if self.timestep_sampling == "logit_normal" else None
+        if not (logit or self.stratified_timesteps):
+            return Integer(Stream.TIMESTEP, num_levels)
+        return Level(Stream.TIMESTEP, num_levels, logit, self.stratified_timesteps)
+
+
+@dataclass(kw_only=True)
+class AverageSettings:
+    """A base of the settings of families whose weights may be averaged."""
+
+    use_ema: bool = _optimizer(
+        False, "Keep an exponential moving average of the weights; pictures are drawn with it.", part_of="ema"
+    )
+    ema_decay: Share = _optimizer(
+        0.9999,
+        "Decay of the average; reached gradually.",
+        needs=Needs(
+            "--use_ema without --ema_start_iters, --ema_iters and --ema_beta, which have a decay of their own",
+            lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None,
+        ),
+        part_of="ema",
+    )
+    ema_start_iters: int | None = _optimizer(
+        None,
+        "With one of the ema_ flags below: copy the weights up to this update (default: 5000).",
+        unit="updates",
+        part_of="ema",
+    )
+    ema_iters: Updates | None = _optimizer(
+        None, "Average every this many updates, with --ema_beta for a decay (default: 100).", part_of="ema"
+    )
+    ema_beta: Share | None = _optimizer(
+        None, "Decay of the average that is taken every --ema_iters updates (default: 0.9).", part_of="ema"
+    )
+    ema_posthoc: list[float] | None = _optimizer(
+        None,
+        "Track two more averages, of these relative standard deviations (0.05 0.10 recommended), and keep snapshots of "
+        "them, from which `ppldm ema` makes any other after the training (docs/methods.md).",
+        bounds=Bounds(above=0, most=LARGEST_STD),
+        identity=True,
+    )
+    ema_posthoc_every: Updates | None = _optimizer(
+        None,
+        "Keep snapshots every this many updates, and after the last one (default: a fiftieth of the run).",
+        needs=_POSTHOC,
+    )
+    ema_posthoc_dtype: str = _optimizer(
+        "float16", "Type of the snapshots' numbers.", choices=("float16", "float32"), needs=_POSTHOC
+    )
+
+    def check_average(self) -> None:
+        """Raises ConfigError for combinations that cannot work."""
+        if self.ema_posthoc is not None and (len(self.ema_posthoc) != 2 or len(set(self.ema_posthoc)) != 2):
+            raise ConfigError("--ema_posthoc takes two different standard deviations; give --ema_posthoc 0.05 0.10")
+
+    def decay(self):
+        """The decay (`networks.ema`): at intervals if a setting of them is given, gradual with `use_ema`, else None."""
+        from ..networks.ema import GradualDecay, IntervalDecay
+
+        given = {"start_iters": self.ema_start_iters, "iters": self.ema_iters, "beta": self.ema_beta}
+        if given := {name: value for name, value in given.items() if value is not None}:
+            return IntervalDecay(**given)
+        return GradualDecay(self.ema_decay) if self.use_ema else None
+
+
+@dataclass(kw_only=True)
+class AdapterSettings:
+    """A base of the settings of families whose networks `networks.adapters` can adapt."""
+
+    lora_rank: Count | None = _loss(
+        None, "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/finetune.md)."
+    )
+    lora_alpha: Positive | None = _loss(
+        None, "They are scaled by this over their rank (default: the rank).", needs=_NEEDS_LORA
+    )
+    lora_modules: list[str] = lora_modules("attn", "ff, conv, to_q …")
+    lora_components: list[str] = lora_components("unet", "text_encoder")
+    train_tokens: list[str] = _loss(
+        [],
+        "Train the embeddings of these tokens: a new one in <> or [], such as <fido>=^dog, which starts as the mean of "
+        "the tokens that the regular expression matches; or an expression for known ones, such as ^dog.",
+    )
+    export_merged: bool = option(
+        False,
+        "Beside the adapters, export the whole model with them merged in.",
+        section="run",
+        needs=Needs("--lora_rank or --train_tokens", lambda given: given.trains_adapters),
+    )
+
+    @property
+    def trains_adapters(self) -> bool:
+        """True where nothing else is trained."""
+        return self.lora_rank is not None or bool(self.train_tokens)
+
+    def wanted_tokens(self) -> list[tuple[str, str | None]]:
+        """(token, expression of what it starts from) of new tokens, (expression, None) of known ones."""
+        matches = [_NEW.fullmatch(word) for word in self.train_tokens]
+        return [(m[1], m[2] or "") if m else (word, None) for m, word in zip(matches, self.train_tokens, strict=True)]
+
+    def check_adapters(self) -> None:
+        """Raises ConfigError for what cannot work."""
+        for token, pattern in self.wanted_tokens():
+            try:
+                re.compile(pattern or token)
+            except re.error as error:
+                raise ConfigError(
+                    f"--train_tokens {pattern or token} is not a regular expression ({error}); correct it"
+                ) from error
+        tokens = [token for token, _ in self.wanted_tokens()]
+        if double := next((token for token in tokens if tokens.count(token) > 1), None):
+            raise ConfigError(f"--train_tokens names {double} twice; omit one")
+
+
+@dataclass(kw_only=True)
+class DrawnSettings:
+    """A base of the settings of families that draw captions."""
+
+    offline: bool = _model(False, "Never touch the network: names must be in the cache.")
+    model_max_length: Count = _loss(77, "Tokens of a caption; longer ones are cut, shorter ones padded.", unit="tokens")
+    image_logging_steps: UpdatesOr0 = _drawn(1000, "Draw sample pictures every this many updates; 0: never.")
+    guidance_scale: float | None = _drawn(
+        None,
+        f"Guidance scale that the model is drawn with {_KEEPS}, else {USUAL.guidance_scale}).",
+        bounds=Bounds(least=0, most=MOST_GUIDANCE),
+    )
+    num_inference_steps: Count | None = _drawn(
+        None, f"Sampling steps that the model is drawn in {_KEEPS}, else {USUAL.num_inference_steps}).", unit="steps"
+    )
+    sampler: str | None = _drawn(
+        None, f"Sampler that the model is drawn by {_KEEPS}, else ddim, or flow-euler of flow).", choices=SAMPLERS
+    )
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """The names of the networks that these settings give."""
+        raise NotImplementedError
+
+    def name_of(self, component: str) -> str | None:
+        """The folder or name of a component's weights; None where it is built anew."""
+        return getattr(self, f"{component}_name_or_path")
+
+    def file_of(self, component: str) -> str | None:
+        """The config of one that is built anew; None where there is none."""
+        return getattr(self, f"{component}_config_file", None)
+
+    def component_names(self) -> dict[str, str | None]:
+        """`name_of` each component."""
+        return {name: self.name_of(name) for name in self.components}
+
+    def check_given(self, components: Iterable[str], further: str = "") -> None:
+        """Raises ConfigError for the first that nothing gives. further: what else could."""
+        for name in components:
+            if not (self.name_of(name) or self.file_of(name)):
+                anew = f", or the config of a new one, --{name}_config_file" if name != "vae" else ""
+                raise ConfigError(f"nothing gives the {name}: name its weights, --{name}_name_or_path{anew}{further}")
+
+    def kept(self) -> dict:
+        """What is said of these, by the names of `Drawing`."""
+        return {name: getattr(self, name) for name in KEPT if getattr(self, name) is not None}
+
+
+@dataclass(kw_only=True)
+class ControlSettings:
+    """A base of the settings of families that train a control network: by what pictures are led."""
+
+    control: str = _loss(
+        "canny",
+        "Control images: canny, edges, grey, blur, tiles, super-resolution or inpainting, made of the pictures; row, "
+        "the rows' second images; or a class of one's own, package.module:Class. Parameters follow with commas: "
+        "canny,low=50,high=150 (docs/controlnet.md).",
+    )
+
+
+@dataclass(kw_only=True)
+class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, DrawnSettings):
+    """A base of the settings of text-to-image families. A subclass names the components, and says by the methods below
+    what is given. denoiser: the component that removes the noise. new_text_encoder: the kind of a new one.
+    default_tokenizer: of one that has none; None where it must be named. how_to_freeze: the text encoder."""
+
+    denoiser: ClassVar[str] = "unet"
+    new_text_encoder: ClassVar[str]
+    size_conditioning: ClassVar[bool] = False
+    default_tokenizer: ClassVar[str | None] = None
+    how_to_freeze: ClassVar[str]
+
+    original_config_file: str | None = _model(
+        None,
+        "YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that "
+        "holds no model.json.",
+        kind="path",
+    )
+    load_ema: bool = _model(False, "Start from the averaged weights of a checkpoint or a .ckpt.")
+    mask_pad_tokens: bool = _loss(
+        False,
+        "Attention ignores the padding behind captions, in the text encoder and in what removes the noise; saved with "
+        "the model.",
+    )
+    empty_caption: str = _loss(
+        "embedding",
+        "What is seen of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model.",
+        choices=("embedding", "zeros"),
+    )
+    enable_xformers_memory_efficient_attention: bool = _model(
+        False, "Memory-efficient attention in what removes the noise (GPU only)."
+    )
+
+    def check(self) -> None:
+        """Raises ConfigError for combinations that cannot work, wherever the components come from."""
+        self.check_objective()
+        self.check_average()
+        self.check_adapters()
+
+    @property
+    def train_text_encoder(self) -> bool:
+        """Whether it is trained where there are no adapters."""
+        raise NotImplementedError
+
+    @property
+    def trains_text_encoder(self) -> bool:
+        """False where it is frozen."""
+        if self.trains_adapters:
+            return bool(self.train_tokens) or "text_encoder" in self.lora_components
+        return self.train_text_encoder
+
+    @property
+    def starts_from_pipeline(self) -> bool:
+        """True where all components come from the whole model that `model_name_or_path` names."""
+        raise NotImplementedError
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        return "vae", "text_encoder", self.denoiser
+
+    def config_files(self) -> dict[str, str]:
+        """Components that may be built anew to their config files."""
+        return {name: file for name in self.components if (file := self.file_of(name))}
+
+    def new_configs(self) -> dict[str, dict]:
+        """The completed configs of the components that are built anew. Raises ConfigError."""
+        names = self.component_names()
+        found = {
+            name: read_new_config(
+                self.new_text_encoder if name == "text_encoder" else name, file, f"--{name}_config_file"
+            )
+            for name, file in self.config_files().items()
+            if not names[name]
+        }
+        if self.size_conditioning and "unet" in found and found["unet"]["addition_embed_type"] is None:
+            found["unet"] |= SIZE_EMBEDDING
+        return found
+
+
+@dataclass(kw_only=True)
+class UNetSettings(TextToImageSettings):
+    """The same where a UNet removes the noise."""
+
+    size_conditioning: bool = _loss(
+        False,
+        "Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new "
+        "UNet gets layers for it, which are saved with the model (docs/data.md).",
+    )
+    size_conditioning_drop: Share = _loss(
+        0.0,
+        "Of this share of the samples it is told six zeros: sizes unknown.",
+        needs=Needs("--size_conditioning", lambda given: given.size_conditioning),
+    )
+    unet_learning_rate: Positive | None = learning_rate_of("the UNet")
+
+
+@dataclass(kw_only=True)
+class PartsSettings(TextToImageSettings):
+    """A base without published defaults. A subclass has `<denoiser>_name_or_path` and `<denoiser>_config_file`."""
+
+    how_to_freeze = "omit --train_text_encoder"
+
+    model_name_or_path: str | None = _model(
+        None,
+        "Pipeline to fine-tune, whole: its folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, or a name, such "
+        "as stabilityai/stable-diffusion-2-1. Goes before all flags of single components.",
+        also=("pretrained_model_name_or_path",),
+        kind="model",
+    )
+    vae_name_or_path: str | None = weights_option("Frozen VAE", in_parts=True)
+    text_encoder_name_or_path: str | None = weights_option(
+        "Text encoder to start from, with its tokenizer", in_parts=True
+    )
+    text_encoder_config_file: str | None = config_option(
+        "text_encoder", "a text encoder that is built anew", "clip_vit_l, clip_vit_h, ldmbert_12", in_parts=True
+    )
+    tokenizer_name: str | None = _model(
+        None,
+        "Folder with vocab.json and merges.txt, or with vocab.txt (default: the text encoder's own).",
+        kind="tokenizer",
+    )
+    train_text_encoder: bool = _model(False, "Train the text encoder too.", identity=True)
+    text_encoder_learning_rate: Positive | None = learning_rate_of(
+        "the text encoder", Needs("--train_text_encoder, or an adapter in it", lambda given: given.trains_text_encoder)
+    )
+
+    def check(self) -> None:
+        """Raises ConfigError for components that nothing gives, and combinations that cannot work."""
+        if not self.starts_from_pipeline:
+            self.check_given(self.components, "; or a whole pipeline, --model_name_or_path")
+            if not (self.text_encoder_name_or_path or self.train_text_encoder):
+                raise ConfigError(
+                    f"--text_encoder_config_file {self.text_encoder_config_file} makes a text encoder that knows "
+                    "nothing yet; add --train_text_encoder, or start from a trained one: --text_encoder_name_or_path"
+                )
+        super().check()
+
+    @property
+    def starts_from_pipeline(self) -> bool:
+        return self.model_name_or_path is not None

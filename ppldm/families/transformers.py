@@ -1,0 +1,145 @@
+"""Text to image by a transformer on the latents of a frozen VAE; docs/models.md has the recipes.
+
+uvit      Bao et al. 2023, arXiv:2209.12152 (ppdiffusers' UViTT2IModel): captions and noise level are tokens beside the
+          patches, and skips join the first half of the blocks with the second
+dit       Peebles and Xie 2023, arXiv:2212.09748 (ppdiffusers' Transformer2DModel), with the captions of PixArt-alpha,
+          Chen et al. 2023, arXiv:2310.00426
+microdit  Sehwag et al. 2024, arXiv:2407.15811 (`networks.transformers.microdit`): a mixer tells patches of one another
+          before most of them are left out
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from ..config.option import Positive, SmallShare, option
+from ..data.shapes import make_shapes
+from ..networks.configs import downscale_factor, is_uvit, table_of
+from ..utils.errors import ConfigError, ModelError
+from .ldm import TextToImage
+from .settings import PartsSettings, config_option, learning_rate_of, lora_components, weights_option
+
+_model = partial(option, section="model")
+
+
+@dataclass(kw_only=True)
+class TransformerSettings(PartsSettings):
+    """A base of the settings; `family` says which transformer it is."""
+
+    denoiser: ClassVar[str] = "transformer"
+    new_text_encoder = "text_encoder"
+
+    transformer_name_or_path: str | None = weights_option("Transformer to start from", in_parts=True)
+    transformer_config_file: str | None = config_option(
+        "transformer", "a transformer that is trained from scratch", "uvit_s2, dit_xl2, …", in_parts=True
+    )
+    patch_masking: SmallShare = _model(
+        0.0,
+        "Leave this share of the patches of each picture out of the training: 0.75 makes a step about four times as "
+        "cheap (docs/models.md).",
+        identity=True,
+    )
+    transformer_learning_rate: Positive | None = learning_rate_of("the transformer")
+    lora_components: list[str] = lora_components("transformer", "text_encoder")
+
+    def new_configs(self) -> dict[str, dict]:
+        """A UViT's table of positions is as long as the captions."""
+        found = super().new_configs()
+        if "num_text_tokens" in found.get("transformer", {}):
+            found["transformer"]["num_text_tokens"] = self.model_max_length
+        return found
+
+
+class TextToImageTransformer(TextToImage):
+    """Trains a transformer of the family's name in `networks.config_fields.CLASSES`, and a text encoder if asked to."""
+
+    components: ClassVar = {"vae": "vae", "text_encoder": "text_encoder", "transformer": "transformer"}
+    masks_padding = False  # behind captions, where `--mask_pad_tokens` asks for it
+
+    def check(self, config: TransformerSettings, data) -> None:
+        """Also that patches fill the latents, and that some are kept."""
+        super().check(config, data)
+        configs = self.configs(config)
+        vae, transformer = configs["vae"], configs["transformer"]
+        if not (vae and transformer):
+            return
+        side = downscale_factor(vae) * transformer["patch_size"]
+        for height, width in make_shapes(data) or ((data.resolution, data.resolution),):
+            if height % side or width % side:
+                flag = "--resolution" if (height, width) == (data.resolution,) * 2 else "--buckets"
+                raise ConfigError(
+                    f"{flag}: the sides of {width} x {height} pictures must be multiples of {side}, the VAE's "
+                    "downscaling factor times the transformer's patch_size; correct it"
+                )
+
+    def check_configs(self, configs: dict, config: TransformerSettings) -> None:
+        """Also that the transformer is of this family, and takes captions as they are."""
+        super().check_configs(configs, config)
+        transformer = configs["transformer"]
+        if not transformer:
+            return
+        if (other := table_of("transformer", transformer)) != self.name:
+            raise ModelError(f"the transformer is of another kind; train it as `family: {other}`")
+        if is_uvit(transformer) and transformer["num_text_tokens"] != config.model_max_length:
+            raise ModelError(
+                f"the transformer has positions for {transformer['num_text_tokens']} tokens of a caption; give it "
+                f"--model_max_length {transformer['num_text_tokens']}"
+            )
+        if config.mask_pad_tokens and not self.masks_padding:
+            raise ConfigError(f"--mask_pad_tokens is not for {self.plural}, which look at all tokens; omit it")
+
+    def build(self, config: TransformerSettings, data, seed: int):
+        """With the patches that are kept in a batch, where some are left out."""
+        from ..data.inputs import KeptPatches
+
+        model = super().build(config, data, seed)
+        if config.patch_masking:
+            side = downscale_factor(model.vae.config) * model.transformer.config.patch_size
+            model.inputs["kept_patches"] = KeptPatches(side, config.patch_masking)
+        return model
+
+
+@dataclass(kw_only=True)
+class UVitConfig(TransformerSettings):
+    """What is trained, and where its components come from."""
+
+    family: ClassVar[str] = "uvit"
+
+
+class UViT(TextToImageTransformer):
+    """Of ppdiffusers' UViTT2IModel."""
+
+    plural = "UViTs"
+    Config = UVitConfig
+
+
+@dataclass(kw_only=True)
+class DitConfig(TransformerSettings):
+    """What is trained, and where its components come from."""
+
+    family: ClassVar[str] = "dit"
+
+
+class DiT(TextToImageTransformer):
+    """Of PixArt-alpha's text-to-image DiT."""
+
+    plural = "DiTs"
+    masks_padding = True
+    Config = DitConfig
+
+
+@dataclass(kw_only=True)
+class MicroDitConfig(TransformerSettings):
+    """What is trained, and where its components come from."""
+
+    family: ClassVar[str] = "microdit"
+
+
+class MicroDiT(TextToImageTransformer):
+    """Of micro_diffusion's transformer."""
+
+    plural = "MicroDiTs"
+    Config = MicroDitConfig
+
+
+FAMILIES = (UViT(), DiT(), MicroDiT())

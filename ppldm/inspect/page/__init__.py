@@ -1,1 +1,0 @@
-"""`ppldm stats --html`: a data set on one page."""

@@ -1,0 +1,428 @@
+"""What both loops do after an update: log, draw sample pictures, validate, measure the wait for data.
+
+`IntervalMetrics` is what happened between two log lines, on all ranks, as means that are means. Its `state` is part of
+the checkpoint: an interval that a stop cut in two is one again, and the curve too.
+
+All ranks wait for the slowest, so the pace of a run does not tell which one is slow. In its forward passes and its data
+a rank waits for nobody. The former are timed in the last update before a log line, and the device waited for before and
+after each: no other update loses anything by it.
+"""
+
+import faulthandler
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import paddle
+from paddlenlp.utils.profiler import add_profiler_step
+from PIL import Image
+
+from ..networks.model import Loss
+from ..utils.errors import DataError
+from ..utils.log import get_logger, leave_out_next_step, progress
+from ..utils.machine.devices import current_kind, peak_device_memory_bytes, wait_for_device
+from ..utils.machine.resources import process_memory_bytes
+from ..utils.processes.ranks import World, gather_objects
+from ..utils.processes.signals import end_process
+from . import metrics
+from .run_folder import NOTHING, Order
+
+WINDOW_SAMPLES = 1000
+LEAST_SAMPLES = 100  # a share of fewer says nothing
+SLOW, SLOW_ON_CPU = 1.2, 4 / 3  # times the median rank's seconds, in two log lines in a row
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of an update, the same on all ranks but for `losses`."""
+
+    loss: float  # mean over micro-batches and ranks
+    grad_norm: float  # global norm of the ranks' mean gradient, before clipping
+    stop: bool = False  # some rank asked to stop, or the user did
+    skipped_rows: int = 0  # bad rows passed over to make its samples, on all ranks
+    losses: Sequence[Loss] = ()  # this rank's, one of each micro-batch
+    orders: Order = NOTHING  # what the user asks for after it
+
+    @property
+    def applied(self) -> bool:
+        """False where the update was skipped."""
+        return bool(np.isfinite(self.loss) and np.isfinite(self.grad_norm))
+
+
+class SkippedShare:
+    """`limit`: the share of skipped rows, of all rows read, above which the run ends. `state`: what `state` gave."""
+
+    def __init__(self, limit: float, state: list | None = None):
+        self.limit = limit
+        self._updates = deque(map(tuple, state or []))
+
+    def add(self, samples: int, skipped: int) -> None:
+        """One update: its samples, and the rows that were skipped to find them, over all ranks."""
+        self._updates.append((samples, skipped))
+        total = sum(count for count, _ in self._updates)
+        while total - self._updates[0][0] >= WINDOW_SAMPLES:
+            total -= self._updates.popleft()[0]
+
+    def state(self) -> list:
+        """What a checkpoint keeps, ready for JSON."""
+        return [list(update) for update in self._updates]
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the run has to end. False before there are `LEAST_SAMPLES` samples."""
+        samples, skipped = map(sum, zip(*self._updates, strict=True)) if self._updates else (0, 0)
+        return samples >= LEAST_SAMPLES and skipped > self.limit * (samples + skipped)
+
+    def error(self, reasons: Counter) -> DataError:
+        """What ends the run. `reasons`: rows skipped since its first update, by reason, on all ranks."""
+        samples, skipped = map(sum, zip(*self._updates, strict=True))
+        counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(5))
+        return DataError(
+            f"of the {samples + skipped} rows read for the last {samples} samples, {skipped} could not be used, more "
+            f"than the share of {self.limit:g} that --max_skipped_share allows (since the first update: {counts}); "
+            "look at the data with ppldm verify, or go on with a larger share and --accept_changes max_skipped_share"
+        )
+
+
+class IntervalMetrics:
+    """What happened since the last log line: losses, samples, seconds, seconds spent waiting for data.
+
+    `add` is told of each update what all ranks agree on and what only this rank has seen, `see` more of the latter.
+    `gather`, a collective call as `summary` and `state`, makes that known to all. `skipped` counts rows by reason over
+    the whole run, `skipped_updates` updates; the rest starts anew with each `summary`."""
+
+    def __init__(self, world: World, by_level: bool = False, state: dict | None = None, max_skipped_share: float = 1.0):
+        """`by_level`: whether samples have a noise level. `state`: what `state` gave before a stop.
+        `max_skipped_share`: of the rows read lately (`SkippedShare`), above which `check_skipped` raises."""
+        # Of checkpoints without one, the window begins anew.
+        self.skipped_share = SkippedShare(max_skipped_share, (state or {}).get("skipped_share"))
+        self.world, self.by_level = world, by_level
+        self.skipped, self.skipped_updates = Counter(), 0
+        self._observed, self._skipped_here, self._checksum_here = [], Counter(), 0
+        self._start()
+        if state:
+            self.checksum = state.get("checksum", 0)
+            self.losses, self.grad_norms = list(state["losses"]), list(state["grad_norms"])
+            self.quarters = np.array(state["quarters"])
+            self.skipped.update(state["skipped"])
+            self.skipped_updates = state["skipped_updates"]
+
+    def _start(self):
+        self.losses, self.grad_norms = [], []
+        self.quarters = np.zeros((2, metrics.NUM_QUARTERS))  # sums of squared errors, numbers of samples
+        self.checksum = 0  # the sum of its samples' CRC-32, which any order and any number of ranks gives
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Time and samples count from here on: training begins, or goes on after a log line."""
+        self.updates, self.samples, self.wait_seconds, self.started = 0, 0, 0.0, time.perf_counter()
+
+    @contextmanager
+    def paused(self):
+        """What is done inside the block takes no time: drawing and saving are no training."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.started += time.perf_counter() - began
+
+    def add(self, update: Update, samples: int) -> None:
+        """One update, and its samples over all ranks. The numbers of one that was skipped enter no mean."""
+        self.skipped_share.add(samples, update.skipped_rows)
+        self.updates += 1
+        self.samples += samples
+        self.skipped_updates += not update.applied
+        if update.applied:
+            self.losses.append(update.loss)
+            self.grad_norms.append(update.grad_norm)
+            observed = [one for one in update.losses if one.noise_level is not None]
+            self._observed += [(one.noise_level, one.per_sample) for one in observed]
+
+    def see(self, batch: dict) -> None:
+        """What this rank has read: the samples of a batch, and rows that it could not use."""
+        self._skipped_here.update(batch.get("skipped", ()))
+        self._checksum_here += int(np.sum(np.asarray(batch.get("checksums", 0))))
+
+    def check_skipped(self) -> None:
+        """Raises DataError, on all ranks alike, where too many of the rows read lately could not be used."""
+        if self.skipped_share.is_too_large:
+            self.gather()
+            raise self.skipped_share.error(self.skipped)
+
+    def gather(self) -> None:
+        """Add to `quarters`, `skipped` and `checksum` what each rank has seen since the last time."""
+        mine = np.zeros((2, metrics.NUM_QUARTERS))
+        for levels, errors in self._observed:
+            places = (levels.numpy() * metrics.NUM_QUARTERS).astype(np.int64)
+            np.add.at(mine[0], places, errors.numpy().astype(np.float64))
+            np.add.at(mine[1], places, 1.0)
+        for quarters, skipped, checksum in gather_objects(
+            (mine, dict(self._skipped_here), self._checksum_here), self.world
+        ):
+            self.quarters += quarters
+            self.skipped.update(skipped)
+            self.checksum = (self.checksum + checksum) % 2**32
+        self._observed, self._checksum_here = [], 0
+        self._skipped_here.clear()
+
+    def state(self) -> dict:
+        """What a checkpoint keeps, ready for JSON, so that a resumed run logs what one without a stop does."""
+        self.gather()
+        return {
+            "losses": self.losses,
+            "grad_norms": self.grad_norms,
+            "quarters": self.quarters.tolist(),
+            "checksum": self.checksum,
+            "skipped": dict(self.skipped),
+            "skipped_updates": self.skipped_updates,
+            "skipped_share": self.skipped_share.state(),
+        }
+
+    def summary(self) -> dict:
+        """The interval's numbers, and its end. Seconds waited and memory are those of the rank that has most."""
+        seconds = time.perf_counter() - self.started
+        self.gather()
+        wait_seconds, memory, device_memory = np.max(
+            gather_objects((self.wait_seconds, process_memory_bytes("VmHWM"), peak_device_memory_bytes()), self.world),
+            axis=0,
+        )
+        rate = self.samples / seconds
+        values = {"loss": float(np.mean(self.losses)) if self.losses else float("nan")}
+        if self.by_level:
+            with np.errstate(invalid="ignore"):
+                means = self.quarters[0] / self.quarters[1]
+            values |= {f"loss_quarter_{number}": float(mean) for number, mean in enumerate(means, 1)}
+        if self.grad_norms:
+            values["grad_norm"] = float(np.mean(self.grad_norms))
+        values |= {
+            "data_crc32": self.checksum,
+            "images_per_second": rate,
+            "images_per_second_per_device": rate / self.world.size,
+            "data_wait_share": wait_seconds / seconds,
+            "avg_reader_cost": wait_seconds / max(1, self.updates),
+            "avg_batch_cost": seconds / max(1, self.updates),
+            "skipped_updates": self.skipped_updates,
+            "skipped_rows": self.skipped.total(),
+            **{f"skipped_rows_{reason}": count for reason, count in sorted(self.skipped.items())},
+            "peak_memory_gb": memory / 1e9,
+        }
+        if device_memory:
+            values["peak_device_memory_gb"] = device_memory / 1e9
+        self._start()
+        return values
+
+
+class ForwardTimer:
+    """Adds up the seconds of a model's forward passes in training while `is_on`. `close` leaves it alone again."""
+
+    def __init__(self, model: paddle.nn.Layer):
+        self.is_on, self.seconds, self._began = False, 0.0, None
+        self._hooks = [model.register_forward_pre_hook(self._begin), model.register_forward_post_hook(self._end)]
+
+    def _begin(self, layer, _inputs) -> None:
+        if self.is_on and layer.training:
+            wait_for_device()
+            self._began = time.perf_counter()
+
+    def _end(self, _layer, _inputs, _outputs) -> None:
+        if self._began is not None:
+            wait_for_device()
+            self.seconds, self._began = self.seconds + time.perf_counter() - self._began, None
+
+    def take(self) -> float:
+        """The seconds since the last time."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+    def close(self) -> None:
+        """Time nothing more."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+class SlowRanks:
+    """Finds those that the others wait for, from the seconds of all ranks at each log line."""
+
+    def __init__(self, limit: float = SLOW):
+        self._limit, self._slow = limit, dict[int, int]()  # rank -> log lines in a row
+
+    def find(self, seconds: Sequence[tuple[float, str]]) -> list[str]:
+        """What to say of ranks that are newly known to be slow. seconds: (own seconds of an update, host) by rank."""
+        usual = median(one for one, _ in seconds)
+        ratios = {rank: one / usual for rank, (one, _) in enumerate(seconds)} if usual else {}
+        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank, ratio in ratios.items() if ratio >= self._limit}
+        return [
+            f"rank {rank} on {seconds[rank][1]} takes {ratios[rank]:.2f} times as long as the median rank for its "
+            "forward pass and its data, and the others wait for it; see what else that machine or device does"
+            for rank, lines in self._slow.items()
+            if lines == 2
+        ]
+
+
+class TimedBatches:
+    """An iterable of batches that adds up the seconds its reader waited for them; the clock starts with the first. The
+    process, and with it its loaders, ends with status 1 where one takes longer than `seconds` (0: no limit): a read
+    that hangs cannot be interrupted from within, so a thread writes where every other one stands, and names the
+    rank."""
+
+    def __init__(self, batches, interval: IntervalMetrics, seconds: float, rank: int):
+        self.batches, self.interval, self.seconds, self.rank = batches, interval, seconds, rank
+        self._waiting_since: float | None = None
+
+    def __iter__(self):
+        ended = threading.Event()
+        if self.seconds > 0:
+            threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
+        self.interval.restart_clock()
+        try:
+            with closing(iter(self.batches)) as source:
+                while True:
+                    self._waiting_since = started = time.perf_counter()
+                    batch = next(source, None)
+                    self._waiting_since = None
+                    if batch is None:
+                        return
+                    self.interval.wait_seconds += time.perf_counter() - started
+                    yield batch
+        finally:
+            self._waiting_since = None
+            ended.set()
+
+    def _watch(self, ended: threading.Event) -> None:
+        while not ended.wait(min(1.0, self.seconds / 4)):
+            since = self._waiting_since
+            if since is not None and time.perf_counter() - since > self.seconds:
+                faulthandler.dump_traceback()
+                end_process(
+                    self.rank,
+                    f"rank {self.rank} has waited {self.seconds:g} s for a batch; see to its storage, "
+                    "or allow more with --data_timeout",
+                )
+
+
+class Reporter:
+    """Logs every `logging_steps` updates, draws every `draw_every`, validates, and shows the progress of the run. All
+    ranks count, draw and validate; the main one writes. A context manager: what it writes to is opened at the start of
+    the block, and closed at its end. run: a TrainingRun."""
+
+    def __init__(self, run):
+        self.run, self.interval, self.sinks = run, run.interval, []
+        self.path: Path | None = None  # of metrics.jsonl, on the main rank inside the block
+        self.timer, self.slow_ranks = None, SlowRanks(SLOW_ON_CPU if current_kind().is_cpu else SLOW)
+
+    def __enter__(self):
+        run, arguments = self.run, self.run.arguments
+        if run.world.is_main:
+            folder, self.path = run.output_dir, run.output_dir / metrics.METRICS_FILE
+            past = metrics.drop_after(self.path, run.start_step, run.curve_ends)
+            first = {}
+            if run.dataset.selection.buckets:
+                from ..data.shapes import BUCKETS_FILE
+
+                first["buckets"] = np.asarray(Image.open(folder / BUCKETS_FILE).convert("RGB"))
+            self.sinks = metrics.open_sinks(arguments.report_to, folder, arguments.log_folder, past, run.config, first)
+        if run.world.size > 1:
+            self.timer = ForwardTimer(run.state.model)
+            self._time_forward(run.start_step + 1)
+        self.bar = progress(
+            total=run.max_steps,
+            initial=run.start_step,
+            desc="training",
+            unit="update",
+            disable=arguments.disable_tqdm or not run.world.is_main,
+        )
+        return self
+
+    def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
+        """`step` counts finished updates; `batches` are this rank's micro-batches of it. All ranks call it together.
+        Raises DataError, on all alike, where `--max_skipped_share` is exceeded."""
+        run, arguments = self.run, self.run.arguments
+        self.interval.add(update, run.global_batch_size)
+        for batch in batches:
+            self.interval.see(batch)
+        self.interval.check_skipped()
+        if arguments.profiler_options:
+            # PaddleNLP would end the process, with status 0 and without a checkpoint.
+            add_profiler_step(f"{arguments.profiler_options};exit_on_finished=false")
+        self.bar.set_postfix(loss=f"{update.loss:.4f}", refresh=False)
+        if step == run.start_step + 1:
+            leave_out_next_step(self.bar)  # which compiles and allocates
+        self.bar.update()
+        numbers = self._look(step, batches[-1], Order.SAMPLE_NOW in update.orders)
+        if self._is_logged(step):
+            if self.timer and self.timer.is_on:
+                own = self.timer.take() + self.interval.wait_seconds / max(1, self.interval.updates)
+                for words in self.slow_ranks.find(gather_objects((own, socket.gethostname()), run.world)):
+                    if self.path:
+                        get_logger().warning("%s", words)
+            numbers |= self._interval_values()
+        self._time_forward(step + 1)
+        if numbers and self.path:
+            metrics.log_metrics(self.path, step, numbers, self.sinks)
+
+    def _is_logged(self, step: int) -> bool:
+        return step % self.run.arguments.logging_steps == 0 or step == self.run.max_steps
+
+    def _time_forward(self, step: int) -> None:
+        """Only in an update that is logged, and not in the first, which compiles and allocates."""
+        if self.timer:
+            self.timer.is_on = self._is_logged(step) and step > self.run.start_step + 1
+
+    def _look(self, step: int, batch: dict, asked: bool) -> dict:
+        """Draw where it is time to, or the user has asked for it, and validate; the numbers of that. Training stands
+        still meanwhile."""
+        run, numbers = self.run, {}
+        with self.interval.paused():
+            if asked or self._due(step, run.draw_every):
+                pictures, numbers = run.draw(batch)
+                if self.path:
+                    self._keep(step, pictures)
+            if run.validate and self._due(step, run.arguments.validation_steps):
+                numbers |= run.validate()
+        return numbers
+
+    def _due(self, step: int, every: int) -> bool:
+        return every > 0 and (step % every == 0 or step == self.run.max_steps)
+
+    def _interval_values(self) -> dict:
+        rate = self.run.state.optimizer.get_lr()
+        values = self.interval.summary() | {"lr_abs": rate}
+        values |= {f"lr_abs_{group}": rate * ratio for group, ratio in self.run.rate_ratios.items()}
+        if self.run.arguments.benchmark:
+            values["ips"] = values["images_per_second"]
+            if self.path:
+                get_logger().info("%s", metrics.describe_costs(values, self.run.global_batch_size))
+        return values
+
+    def _keep(self, step: int, pictures: dict) -> None:
+        from ..utils.pictures import TITLE_HEIGHT, cells_as_text, save_png, with_title
+
+        folder = self.run.output_dir / metrics.SAMPLES_DIR
+        folder.mkdir(exist_ok=True)
+        titled = {}
+        for tag, picture in pictures.items():
+            titled[tag] = with_title(np.asarray(picture), f"{tag}, step {step:,}")
+            path = folder / metrics.picture_name(step, tag)
+            save_png(path, titled[tag], cells_as_text(picture, TITLE_HEIGHT))
+            get_logger().info("sample pictures: %s", path)
+        for sink in self.sinks:
+            sink.add_pictures(step, titled)
+
+    def __exit__(self, *_error) -> None:
+        """Finish the writers and say how many rows were skipped."""
+        if self.timer:
+            self.timer.close()
+        self.bar.close()
+        if not self.path:
+            return
+        for sink in self.sinks:
+            sink.close()
+        for reason, count in sorted(self.interval.skipped.items()):
+            get_logger().warning("skipped %d rows: %s", count, reason)
