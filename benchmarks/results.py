@@ -46,7 +46,7 @@ def save_results(arguments: argparse.Namespace, results) -> None:
 
 
 def describe(note: str, load: dict[str, float]) -> dict:
-    """Everything but the figures. `load` is the system's load average before and after; a busy machine is in the note."""
+    """Everything but the figures. `load` is the system's load average before and after; the note says if it is high."""
     busy = load["before"] > BUSY
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
