@@ -303,7 +303,7 @@ def _acquire(lock: Path) -> int | None:
             try:
                 fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                get_logger().info("waiting for the process that builds %s", lock.name.removesuffix(".lock"))
+                get_logger().info("waiting for another process, which is making %s", lock.with_suffix(""))
                 fcntl.flock(number, fcntl.LOCK_EX)
             if os.path.samestat(os.fstat(number), os.stat(lock)):
                 return number
