@@ -53,7 +53,7 @@ def drawn(number: int, *cases: tuple) -> list[tuple]:
     return [*cases] if ALL else random.Random(SEED).sample(cases, number)
 
 
-PAIRS = drawn(2, ("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
+PAIRS = drawn(1, ("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
               ("loop whole", "loop gradients"), ("trainer whole", "trainer gradients"),
               ("at once whole", "at once gradients"))  # fmt: skip
 TWO_NETWORKS = drawn(1, ("autoencoder whole", "autoencoder shares"), ("autoencoder whole", "autoencoder gradients"))
