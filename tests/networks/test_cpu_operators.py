@@ -392,6 +392,39 @@ for make in (
     assert said[0].count("\n") == 6 and said[0] == said[1] == said[2]
 
 
+def test_signals_change_no_bit_and_break_nothing():
+    """Ctrl-C, a scheduler's signal, the end of a loader process: one every 0.3 ms, at any moment of an operation."""
+    program = """
+import signal, zlib, numpy as np, paddle
+from ppldm.networks.cpu_operators import operators
+signal.signal(signal.SIGALRM, lambda number, frame: None)
+
+def draw(*shape):
+    return paddle.to_tensor(np.random.default_rng(0).standard_normal(shape).astype("float32"), stop_gradient=False)
+
+rows, matrix, bias, pictures, one, three = (draw(142, 154), draw(154, 226), draw(226), draw(2, 64, 32, 32),
+                                            draw(226, 64, 1, 1), draw(226, 64, 3, 3))
+for make in (
+    lambda: operators.linear(rows, matrix, bias),
+    lambda: operators.conv2d(pictures, one, bias, (1, 1), (0, 0), (1, 1), 1),
+    lambda: operators.conv2d(pictures, three, bias, (1, 1), (1, 1), (1, 1), 1),
+):
+    found = set()
+    for number in range(100):
+        y = make()
+        y.square().sum().backward()
+        tensors = (rows, matrix, bias, pictures, one, three)
+        found.add(tuple(zlib.crc32(x.numpy().tobytes()) for x in (y, *(t.grad for t in tensors if t.grad is not None))))
+        for tensor in tensors:
+            tensor.clear_gradient(set_to_zero=False)
+        signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(len(found))
+"""
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert told.stdout.split() == ["1", "1", "1"], told
+
+
 @EXAMPLES
 @given(SEEDS, st.lists(st.integers(1, 700), min_size=1, max_size=9), st.integers(1, 50), st.sampled_from([0.0, 0.1]),
        st.sampled_from([1e-3, 1.0, 1e4]))  # fmt: skip

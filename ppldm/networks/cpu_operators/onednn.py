@@ -9,6 +9,7 @@ import ctypes
 import os
 import threading
 from collections.abc import Collection
+from contextlib import contextmanager, nullcontext
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
@@ -17,11 +18,14 @@ import paddle
 
 FORWARD, DIRECT, SOFTMAX = c_int(64), c_int(1), c_int(0x30000)  # forward in training; algorithms
 NONE = c_void_p(0)
-_CPU, _FLOAT32, _ANY, _LINEAR, _ADD = 1, 3, 1, 0x26, 0x1FFF0
+_CPU, _FLOAT32, _ANY, _LINEAR, _ADD, _NAME = 1, 3, 1, 0x26, 0x1FFF0, 8
 _PLACES = {"src": 1, "dst": 17, "weights": 33, "bias": 41}  # of a tensor among the arguments
 _PLACES |= {f"diff_{name}": place + 128 for name, place in _PLACES.items()} | {"added": 32768 * 2 + 2}
 _LAYOUTS = {"src": 129, "diff_src": 130, "weights": 131, "diff_weights": 132, "dst": 133, "diff_dst": 134}
 LOCK = threading.RLock()  # other threads of Python run during a call, and calls share operations and scratch memory
+_EVERY_SIGNAL, _SET_MASK = ctypes.create_string_buffer(b"\xff" * 128, 128), 2  # sigset_t; SIG_SETMASK of <signal.h>
+_NOTHING = nullcontext()
+_WORKERS = threading.local()  # of this thread, how many get no signal
 
 
 class _Argument(ctypes.Structure):
@@ -59,6 +63,33 @@ def _engine() -> tuple[c_void_p, c_void_p]:
     _call("engine_create", byref(engine), c_int(_CPU), c_size_t(0))
     _call("stream_create", byref(stream), engine, c_uint(1))
     return engine, stream
+
+
+def _breaks_under_signals(description: c_void_p) -> bool:
+    """Whether an operation computes by the library's own products of matrices, which are compiled for the processor and
+    keep numbers further below the end of the stack than the ABI's 128 bytes: a signal that meets them there is written
+    over these, and wrong results, a broken heap or a crash follow (seen in the wheels of Paddle 3.3)."""
+    name = ctypes.c_char_p()
+    _call("primitive_desc_query", description, c_int(_NAME), c_int(0), byref(name))
+    return b"gemm:jit" in (name.value or b"")
+
+
+@contextmanager
+def _signals_wait():
+    """Inside the block this thread gets no signal."""
+    before, set_mask = ctypes.create_string_buffer(len(_EVERY_SIGNAL)), ctypes.CDLL(None).pthread_sigmask
+    set_mask(c_int(_SET_MASK), _EVERY_SIGNAL, before)
+    try:
+        yield
+    finally:
+        set_mask(c_int(_SET_MASK), before, NONE)
+
+
+def _keep_signals_from_workers() -> None:
+    """From here on, the threads that compute beside this one get no signal either: one for the process waits for us."""
+    if getattr(_WORKERS, "count", 0) < num_threads():
+        libraries()[1].GOMP_parallel(ctypes.CDLL(None).sigsetmask, c_void_p(0xFFFFFFFF), c_uint(0), c_uint(0))
+        _WORKERS.count = num_threads()
 
 
 def numbers(values) -> ctypes.Array:
@@ -123,6 +154,7 @@ class Operation:
         self._count = c_int(len(tensors))
         self._set, self._wait = self._library.dnnl_memory_set_data_handle, self._library.dnnl_stream_wait
         self._execute = self._library.dnnl_primitive_execute
+        self._is_shielded = _breaks_under_signals(self.description)
 
     def _chosen(self, name: str) -> c_void_p:
         return c_void_p(libraries()[0].dnnl_primitive_desc_query_md(self.description, c_int(_LAYOUTS[name]), c_int(0)))
@@ -130,8 +162,12 @@ class Operation:
     def __call__(self, *addresses: int) -> None:
         for memory, address in zip(self._memories, addresses, strict=True):
             self._set(memory, c_void_p(address))
-        status = self._execute(self._primitive, self._stream, self._count, self._arguments)
-        if status or self._wait(self._stream):
+        with _signals_wait() if self._is_shielded else _NOTHING:
+            if self._is_shielded:
+                _keep_signals_from_workers()
+            status = self._execute(self._primitive, self._stream, self._count, self._arguments)
+            status = status or self._wait(self._stream)
+        if status:
             raise RuntimeError(f"an operation of oneDNN failed with status {status}")
 
     def __del__(self):
