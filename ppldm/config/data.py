@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from ..utils.errors import ConfigError
-from .option import Bounds, Needs, Pixels, Positive, Rows, Share, option, options, table_text
+from .option import FROM_0, Bounds, Needs, Pixels, Positive, Rows, Share, option, options, table_text
 
 LATENTS = ("off", "cached", "ondemand")
 EAGER = "eager"  # the engine (`--engine`) that training computes with: Paddle, operation by operation
@@ -13,9 +14,9 @@ LATENTS_DTYPES = ("float16", "bfloat16", "float32")
 _data = partial(option, section="data")
 _caption = partial(_data, part_of=True)
 _validation = partial(option, section="validation")
-_SHARE = Bounds(least=0, most=1)
 # Stable Cascade's ratios of width to height, each with its reciprocal.
 _RATIOS = ("1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16")
+VALIDATION = Needs("--validation_file_list", lambda given: given.validation_file_list is not None)
 _BUCKETS = Needs("--buckets", lambda given: given.buckets != "off")
 _MADE_BUCKETS = Needs("--buckets ratios or --buckets steps", lambda given: given.buckets in ("ratios", "steps"))
 _bucket = partial(_data, needs=_BUCKETS)
@@ -45,13 +46,8 @@ class CaptionOptions:
     shuffle_tags: bool = _caption(
         False, "Shuffle the tags of a caption, its parts between commas.", also=("shuffle_caption",)
     )
-    keep_tags: int = _caption(
-        0,
-        "How many tags at the beginning are never moved or dropped.",
-        bounds=Bounds(least=0),
-        unit="tags",
-        also=("keep_tokens",),
-        needs=_with_tags,
+    keep_tags: Annotated[int, FROM_0, "tags"] = _caption(
+        0, "How many tags at the beginning are never moved or dropped.", also=("keep_tokens",), needs=_with_tags
     )
     tag_drop_probability: Share = _caption(
         0.0, "Probability with which each tag is left out of a caption.", also=("caption_tag_dropout_rate",)
@@ -143,11 +139,8 @@ class RowOptions:
         also=("max_bucket_reso",),
         part_of="buckets",
     )
-    max_aspect_ratio: float | None = _bucket(
-        None,
-        "Leave out shapes whose long side is over this many short ones.",
-        bounds=Bounds(least=1),
-        part_of="buckets",
+    max_aspect_ratio: Annotated[float, Bounds(least=1)] | None = _bucket(
+        None, "Leave out shapes whose long side is over this many short ones.", part_of="buckets"
     )
     bucket_upscale: bool = _bucket(
         False,
@@ -168,11 +161,8 @@ class RowOptions:
         100, "Accepted for older command lines and not used: the order is a windowed shuffle of row numbers."
     )
     shuffle_every_n_samples: int = _data(5, "Accepted for older command lines and not used, as --buffer_size.")
-    crop_fraction: float = _data(
-        0.9,
-        "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256.",
-        bounds=Bounds(above=0, most=1),
-        identity=True,
+    crop_fraction: Annotated[float, Bounds(above=0, most=1)] = _data(
+        0.9, "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256.", identity=True
     )
     interpolation: str = _data(
         "lanczos",
@@ -184,11 +174,9 @@ class RowOptions:
     smart_crop: bool = _data(
         False, "Crop where the picture has most edges, in place of a random crop or the centre's.", identity=True
     )
-    num_crops: int = _data(
+    num_crops: Annotated[int, FROM_0, "crops"] = _data(
         0,
         "Of how many places of a picture, the same in every epoch, its random crop is drawn; 0: of all.",
-        bounds=Bounds(least=0),
-        unit="crops",
         needs=Needs("--random_crop", lambda given: given.random_crop),
         identity=True,
     )
@@ -218,12 +206,8 @@ class RowOptions:
         needs=Needs("--text_embeddings cached", lambda given: given.text_embeddings != "off"),
         part_of="text_embeddings",
     )
-    max_skipped: int = _data(
-        100,
-        "Stop after this many unusable rows one after another; 0 stops at the first.",
-        bounds=Bounds(least=0),
-        unit="rows",
-        identity=True,
+    max_skipped: Annotated[int, FROM_0, "rows"] = _data(
+        100, "Stop after this many unusable rows one after another; 0 stops at the first.", identity=True
     )
     max_skipped_share: Share = _data(
         0.5,
@@ -234,9 +218,7 @@ class RowOptions:
         None, "As --file_list, rows that are not trained on: their loss is logged as validation_loss.", kind="rows"
     )
     validation_rows: Rows = _validation(
-        256,
-        "How many of these rows, spread evenly over them, are looked at.",
-        needs=Needs("--validation_file_list", lambda given: given.validation_file_list is not None),
+        256, "How many of these rows, spread evenly over them, are looked at.", needs=VALIDATION
     )
 
     def check(self) -> None:

@@ -53,18 +53,18 @@ class Bounds:
 
 
 # Kinds of numbers: the type of a setting says its bounds and its unit too, where they are not facts of its own.
-_ABOVE_0, _FROM_0 = Bounds(above=0), Bounds(least=0)
-Positive = Annotated[float, _ABOVE_0]
-NotNegative = Annotated[float, _FROM_0]
+ABOVE_0, FROM_0 = Bounds(above=0), Bounds(least=0)
+Positive = Annotated[float, ABOVE_0]
+NotNegative = Annotated[float, FROM_0]
 Share = Annotated[float, Bounds(least=0, most=1)]
 SmallShare = Annotated[float, Bounds(least=0, below=1)]
-Count = Annotated[int, _ABOVE_0]
-Pixels = Annotated[int, _ABOVE_0, "pixels"]
-Rows = Annotated[int, _ABOVE_0, "rows"]
-Samples = Annotated[int, _ABOVE_0, "samples"]
-Seconds = Annotated[float, _FROM_0, "seconds"]
-Updates = Annotated[int, _ABOVE_0, "updates"]
-UpdatesOr0 = Annotated[int, _FROM_0, "updates"]
+Count = Annotated[int, ABOVE_0]
+Pixels = Annotated[int, ABOVE_0, "pixels"]
+Rows = Annotated[int, ABOVE_0, "rows"]
+Samples = Annotated[int, ABOVE_0, "samples"]
+Seconds = Annotated[float, FROM_0, "seconds"]
+Updates = Annotated[int, ABOVE_0, "updates"]
+UpdatesOr0 = Annotated[int, FROM_0, "updates"]
 
 
 @dataclass(frozen=True)

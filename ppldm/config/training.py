@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from ..utils.errors import ConfigError
 from ..utils.files import cache_dir, check_address, is_address, local_path
@@ -14,7 +15,10 @@ from ..utils.machine.devices import DEFAULT_DEVICE, DEVICE_HELP
 from ..utils.machine.resources import count_usable_cores
 from ..utils.rng import MAX_SEED
 from ..utils.text import count_of
+from .data import VALIDATION
 from .option import (
+    ABOVE_0,
+    FROM_0,
     REQUIRED,
     Bounds,
     Needs,
@@ -35,8 +39,6 @@ SHARDING_STAGES = ("stage1", "stage2")
 REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
 _MOST = 10**15  # of updates and samples: with accumulation they are still counted in 64 bits
-
-_ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least=0, most=1)
 
 _run = option
 _optimizer = partial(option, section="optimizer", identity=True)
@@ -79,46 +81,33 @@ class TrainingOptions:
         "is refused.",
     )
     do_train: bool = _run(False, "Train; the Trainer script does nothing without it.")
-    seed: int = _run(
+    seed: Annotated[int, Bounds(least=0, most=MAX_SEED)] = _run(
         42,
         "Decides initial weights, order, crops, timesteps and noise: the same seed, the same run.",
-        bounds=Bounds(least=0, most=MAX_SEED),
         loop_default=23,
         part_of=True,
     )
     per_device_train_batch_size: Samples = _batch(
         8, "Samples that a device takes at a time.", also=("train_batch_size",), loop_default=6
     )
-    gradient_accumulation_steps: int = _batch(
+    gradient_accumulation_steps: Annotated[int, ABOVE_0, "batches"] = _batch(
         1,
         "Batches a device takes for one update, whose gradients are averaged.",
-        bounds=_ABOVE_0,
-        unit="batches",
         loop_default=10,
         needs=Needs("--global_batch_size", lambda given: given.global_batch_size is None, beside=True),
     )
     global_batch_size: Samples | None = _batch(
         None, "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out."
     )
-    max_steps: int = _length(
-        -1,
-        "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says.",
-        bounds=Bounds(most=_MOST),
-        unit="updates",
-        also=("max_train_steps",),
+    max_steps: Annotated[int, Bounds(most=_MOST), "updates"] = _length(
+        -1, "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says.", also=("max_train_steps",)
     )
-    max_samples: int | None = _length(
-        None,
-        "Budget in samples in place of --max_steps, rounded up to whole updates.",
-        bounds=Bounds(above=0, most=_MOST),
-        unit="samples",
-        also=("num_examples_to_see",),
+    max_samples: Annotated[int, Bounds(above=0, most=_MOST), "samples"] | None = _length(
+        None, "Budget in samples in place of --max_steps, rounded up to whole updates.", also=("num_examples_to_see",)
     )
-    num_train_epochs: float = _length(
+    num_train_epochs: Annotated[float, Bounds(above=0, most=10**9), "epochs"] = _length(
         1.0,
         "Passes over the rows, where neither --max_steps nor --max_samples is given.",
-        bounds=Bounds(above=0, most=10**9),
-        unit="epochs",
         loop_default=100.0,
         needs=Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True),
     )
@@ -130,8 +119,8 @@ class TrainingOptions:
     save_steps: Updates = _run(
         500, "Updates between two checkpoints; one more follows the last update.", loop_default=5000
     )
-    save_total_limit: int | None = _run(
-        None, "Keep so many of the newest checkpoints (default: all).", bounds=_NOT_NEGATIVE, unit="checkpoints"
+    save_total_limit: Annotated[int, FROM_0, "checkpoints"] | None = _run(
+        None, "Keep so many of the newest checkpoints (default: all)."
     )
     backup_every: UpdatesOr0 = _run(
         0, "Save after every so many updates too, and never remove those checkpoints; 0: none."
@@ -179,11 +168,9 @@ class TrainingOptions:
     max_grad_norm: float = _optimizer(-1.0, "Clip the gradient's global norm to this; 0 or less: no clipping.")
 
     device: str = _compute(DEFAULT_DEVICE, f"What to compute on: {DEVICE_HELP}.", kind="device")
-    dataloader_num_workers: int = _compute(
+    dataloader_num_workers: Annotated[int, FROM_0, "processes"] = _compute(
         0,
         "Processes that read and decode for each device; 0: the training process itself does.",
-        bounds=_NOT_NEGATIVE,
-        unit="processes",
         also=("num_workers",),
         loop_default=6,
     )
@@ -270,11 +257,8 @@ class TrainingOptions:
     validation_guidance_scales: list[float] | None = _validation(
         None, "Guidance scales of these pictures; 1 is none (default: 1 and the model's own).", needs=_PICTURES
     )
-    validation_steps: int = _validation(
-        1000,
-        "Updates between two losses of --validation_file_list; 0 or less: never.",
-        unit="updates",
-        needs=Needs("--validation_file_list", lambda given: given.validation_file_list is not None),
+    validation_steps: Annotated[int, "updates"] = _validation(
+        1000, "Updates between two losses of --validation_file_list; 0 or less: never.", needs=VALIDATION
     )
 
     # The expressions of settings that came from the environment, by key: what may be saved of them.
