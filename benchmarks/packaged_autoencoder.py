@@ -60,8 +60,9 @@ def make(arguments) -> None:
     further = {"vae_name_or_path": out / "run/vae", "train_decoder_only": True, "learning_rate": 1e-3,
                "warmup_steps": 20, "image_logging_steps": 0}  # fmt: skip
     for name, steps, more in (("run", arguments.steps, {}), ("decoder", arguments.decoder_steps, further)):
-        flags = as_flags(**words, output_dir=out / name, max_steps=steps, **more)
-        command = train_command("autoencoder-tiny-cpu", "hand", flags, processes, out / "log" / name)
+        preset = {"preset": "autoencoder-tiny-cpu", "loop": "hand"}
+        flags = as_flags(**preset, **words, output_dir=out / name, max_steps=steps, **more)
+        command = train_command(flags, processes, out / "log" / name)
         run_stage(Stage(name, "training", command, 0))
     pack(out)
 

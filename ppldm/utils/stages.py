@@ -64,14 +64,6 @@ def as_flags(**values) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
-def in_processes(train: tuple[str, ...], processes: int, log: Path) -> tuple[str, ...]:
-    """A command that trains in one process, in so many."""
-    if processes == 1:
-        return train
-    launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
-    return ("python", "-u", *launch, *train)
-
-
 def describe(stages: list[Stage], folder: Path) -> str:
     """What `run_stages` would do, for a shell: each command below its title and time; what is done is a comment."""
     records = {stage.name: _read(folder, stage) for stage in stages}
