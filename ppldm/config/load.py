@@ -44,8 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Setting:
-    """A resolved value and where it came from. `written`: the expression of a value that came from the environment,
-    which is all that may be saved or shown of it."""
+    """A resolved value and its origin. `written`: its expression, all that may be shown of the environment's."""
 
     value: object
     origin: str = "default"

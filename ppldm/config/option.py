@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Annotated, Any
 
 from ..utils.errors import ConfigError
-from ..utils.text import nearest
+from ..utils.text import did_you_mean, nearest
 
 SCRIPTS = ("trainer", "loop")  # under PaddleNLP's Trainer, and the hand-written loop
 REQUIRED = dataclasses.MISSING  # the default of an option that must be given
@@ -123,8 +123,7 @@ Schema = dict[str, Option]  # by key, such as data.resolution
 
 
 def option(default, help: str, *, loop_default=REQUIRED, **facts):
-    """The field of a setting. `default`: REQUIRED where it must be given; `loop_default`: the same if omitted; the
-    other facts are those of `Option`."""
+    """The field of a setting. `default`: REQUIRED where it must be given; `facts`: of `Option`."""
     stated = Option(help, default, default if loop_default is REQUIRED else loop_default, **facts)
     metadata = {"option": stated}
     if isinstance(default, list | tuple):
@@ -210,9 +209,8 @@ def _check_one(stated: Option, value, where: str):
         raise ConfigError(f"{where} {value} must be {_TYPE_WORDS[stated.type]}")
     if stated.choices and value not in stated.choices:
         known = [str(choice) for choice in stated.choices]
-        near = nearest(str(value), known)
-        hint = f"did you mean {near}? " if near else ""
-        raise ConfigError(f"{where} {value} is not known; {hint}use one of {', '.join(known)}")
+        hint = did_you_mean(str(value), known, listing=False)
+        raise ConfigError(f"{where} {value} is not known; {hint}{hint and ' '}use one of {', '.join(known)}")
     if stated.type in (int, float) and not (
         (stated.type is int or math.isfinite(value)) and (stated.bounds is None or stated.bounds.hold(value))
     ):

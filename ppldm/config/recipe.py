@@ -55,8 +55,7 @@ def schema_of(config: type) -> Schema:
 
 
 def defaults(config: type, loop: bool) -> dict[str, Any]:
-    """The default of every option, by key; REQUIRED for those that must be given. `config.loop_defaults` holds the
-    family's own of the hand-written loop, by name."""
+    """The default of every option, by key. `config.loop_defaults`: a family's own of the hand-written loop, by name."""
     own = getattr(config, "loop_defaults", {}) if loop else {}
     return {key: own.get(stated.name, stated.default_of(loop)) for key, stated in schema_of(config).items()}
 
@@ -106,8 +105,7 @@ class _Given:
 
 
 def idle_settings(recipe: Recipe, loop: bool) -> list[Option]:
-    """Settings that do nothing though a flag gives them or they differ from their defaults. What only a preset says is
-    nobody's wish."""
+    """Settings that do nothing though a flag gives them, or a file, but not a preset, differs from their defaults."""
     groups, found = (recipe.model, recipe.data, recipe.training), []
     given = _Given(groups)
     usual = defaults(type(recipe.model), loop)
@@ -142,8 +140,7 @@ _COMMENT_WIDTH = 110
 
 
 def write_settings(found: dict[str, Setting], origins: bool = False, comments: Mapping[str, str] | None = None) -> str:
-    """YAML of settings by key. `origins`: with a comment on each that says where it came from. comments: by key, above
-    it."""
+    """YAML of settings by key. `origins`: with a comment on where each came from. `comments`: by key, above it."""
     text, section = "", ""
     for key, setting in sorted(found.items(), key=lambda one: "." in one[0]):  # those of no section come first
         above, _, name = key.rpartition(".")

@@ -171,9 +171,8 @@ def tell(text: str) -> None:
 
 
 def run_stage(stage: Stage, stdout=None) -> None:
-    """Run a stage's command in a session of its own, which ends with this process. stdout: a file for what it prints.
-    Ctrl-C, SIGTERM and SIGHUP end it by SIGTERM, so that it may save its state, a second one at once; then Interrupted
-    is raised. Raises PpldmError where it fails."""
+    """Run a stage's command, which ends with this process. stdout: a file for what it prints. Ctrl-C, SIGTERM, SIGHUP
+    end it by SIGTERM, so that it may save, a second one at once. Raises Interrupted then, PpldmError where it fails."""
     from .processes.signals import handled
     from .processes.supervise import start_child, wait_for
 

@@ -67,9 +67,8 @@ def keep_freed_memory() -> bool:
 
 
 def load_paddle(threads: int | None = None) -> None:
-    """`prepare_cpu`, then `import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is
-    passed on. Nothing where it is there already, since preparing would come too late; but `threads` are set for all
-    that still asks."""
+    """`prepare_cpu`, then `import paddle` without its complaint that OMP_NUM_THREADS is set. Nothing where it is there
+    already, since preparing would come too late; but `threads` are set for all that still asks."""
     if "paddle" in sys.modules and threads is None:
         return
     prepare_cpu(threads)
@@ -121,9 +120,8 @@ _LIGHT = {"data", "generation", "layers", "ops", "quantization", "transformers",
 
 class _LightPaddleNLP(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """`import paddlenlp` of 3.0.0b4 imports all of its folders, and with them FastAPI, scikit-learn and `datasets`: 1.4
-    s of CPU time in every process. Here its models and tokenizers are imported first and by themselves (0.5 s). Whoever
-    asks for anything else, such as its Trainer, runs the `__init__` of the package, once: the rest imports only in the
-    order of it."""
+    s of CPU time in every process. Here its models and tokenizers come first, by themselves (0.5 s). Whoever asks for
+    anything else, such as its Trainer, runs the package's `__init__`, once: the rest imports only in its order."""
 
     def find_spec(self, name, path, target=None):
         package, _, rest = name.partition(".")

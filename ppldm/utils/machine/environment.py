@@ -155,8 +155,7 @@ def find_problems(versions: dict[str, str]) -> list[Row]:
 
 
 def require_working_environment() -> None:
-    """Raise EnvironmentProblem, naming the first thing that is broken and its fix, before paddle is imported; in
-    milliseconds."""
+    """In milliseconds, without paddle. Raises EnvironmentProblem for the first thing that is broken, with its fix."""
     problems = find_problems(installed_versions())
     if problems:
         raise EnvironmentProblem(f"{problems[0]} (`ppldm env` shows everything)")

@@ -27,8 +27,7 @@ def count_usable_cores() -> int:
 
 
 def parse_cpu_quota(text: str) -> float | None:
-    """Cores granted by "quota period" in microseconds (cgroup v2's cpu.max, or v1's two files joined); None where there
-    is no limit."""
+    """Cores granted by "quota period" in microseconds (cgroup v2's cpu.max, or v1's two files); None: no limit."""
     words = text.split()
     if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
         return None
@@ -61,8 +60,7 @@ def _bytes_of(path: str, key: str) -> int | None:
 
 
 def read_cpu(key: str) -> str:
-    """What Linux says of the first processor: its vendor_id (`AuthenticAMD`), model name, or flags; empty where it does
-    not, as of one that is not x86."""
+    """What Linux says of the first processor: vendor_id (`AuthenticAMD`), model name, flags; else "", as not of x86."""
     return parse_value(_read("/proc/cpuinfo"), key)
 
 

@@ -118,12 +118,7 @@ def same_signal_stack():
         return
     import ctypes
 
-    class Stack(ctypes.Structure):
-        """stack_t of sigaltstack(2), as Linux has it."""
-
-        _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
-
-    libc, before = ctypes.CDLL(None), Stack()
+    libc, before = ctypes.CDLL(None), (ctypes.c_size_t * 3)()  # as large as stack_t of sigaltstack(2)
     libc.sigaltstack(None, ctypes.byref(before))
     try:
         yield

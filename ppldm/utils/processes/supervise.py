@@ -19,8 +19,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def start_child(command: Sequence[str], **settings) -> subprocess.Popen:
-    """Start a command in a session of its own, so that Ctrl-C at the terminal reaches it only by way of this process,
-    with which it ends, also where this is killed."""
+    """Start a command that the terminal's Ctrl-C does not reach, and that ends with this process, however that ends."""
     dies = partial(end_with_parent, os.getpid())
     return subprocess.Popen(command, start_new_session=True, preexec_fn=dies, **settings)
 
@@ -41,9 +40,8 @@ def wait_before(start: int) -> float:
 
 
 def supervise(command: Sequence[str], max_restarts: int, progress: Callable[[], int], environ=None) -> int:
-    """Run `command` until it ends well, and at most `max_restarts` times again while the number `progress()` does not
-    rise; the exit status of the last start, 128 and its number where a signal killed it. Signals go to the command;
-    after one there is no start."""
+    """Run `command` until it ends well, at most `max_restarts` times again while the number `progress()` does not rise;
+    the last exit status, 128 and the signal's number of one that was killed. A signal goes to it, and is the end."""
     restarts, reached = 0, progress()
     process: subprocess.Popen | None = None
     stopped_by = 0

@@ -111,8 +111,7 @@ def _end_process(reader, process) -> None:
 
 
 def map_in_threads(function: Callable[[T], R], items: Sequence[T], name: str) -> list[R]:
-    """function(item) of each item, in order, for functions that wait for disks: a network's answers overlap. `name`: of
-    the progress bar."""
+    """function(item) of each, in order, for what waits for disks or a network. `name`: of the progress bar."""
     chunks = [items[start : start + _CHUNK] for start in range(0, len(items), _CHUNK)]
     if len(chunks) <= 1:
         return [function(item) for item in items]
