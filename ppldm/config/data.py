@@ -13,6 +13,7 @@ LATENTS_DTYPES = ("float16", "bfloat16", "float32")
 
 _data = partial(option, section="data")
 _caption = partial(_data, part_of=True)
+_picture = partial(_data, identity=True)
 _validation = partial(option, section="validation")
 # Stable Cascade's ratios of width to height, each with its reciprocal.
 _RATIOS = ("1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16")
@@ -20,6 +21,7 @@ VALIDATION = Needs("--validation_file_list", lambda given: given.validation_file
 _BUCKETS = Needs("--buckets", lambda given: given.buckets != "off")
 _MADE_BUCKETS = Needs("--buckets ratios or --buckets steps", lambda given: given.buckets in ("ratios", "steps"))
 _bucket = partial(_data, needs=_BUCKETS)
+_shape = partial(_bucket, part_of="buckets")
 _with_tags = Needs(
     "--shuffle_tags or --tag_drop_probability", lambda given: given.shuffle_tags or given.tag_drop_probability
 )
@@ -103,10 +105,8 @@ class RowOptions:
         "(docs/data.md).",
         part_of=True,
     )
-    resolution: Pixels = _data(
-        256,
-        "Side of the square training pictures; with --buckets, the root of about as many pixels as each has.",
-        identity=True,
+    resolution: Pixels = _picture(
+        256, "Side of the square training pictures; with --buckets, the root of about as many pixels as each has."
     )
     buckets: str = _data(
         "off",
@@ -114,33 +114,29 @@ class RowOptions:
         "--bucket_ratios, steps from --bucket_step; or a list of width x height, as 256x256,320x192 (docs/data.md).",
         part_of=True,
     )
-    bucket_ratios: list[str] = _data(
+    bucket_ratios: list[str] = _shape(
         _RATIOS,
         "With --buckets ratios: width by height of the shapes; each stands for its reciprocal too.",
         needs=Needs("--buckets ratios", lambda given: given.buckets == "ratios"),
-        part_of="buckets",
     )
-    bucket_step: Pixels | None = _data(
+    bucket_step: Pixels | None = _shape(
         None,
         "Sides of the shapes are multiples of this (default: 32 of ratios, 64 of steps).",
         also=("bucket_reso_steps",),
         needs=_MADE_BUCKETS,
-        part_of="buckets",
     )
-    bucket_min_side: Pixels | None = _bucket(
+    bucket_min_side: Pixels | None = _shape(
         None,
         "Leave out shapes with a side under this (default: of steps, half of --resolution).",
         also=("min_bucket_reso",),
-        part_of="buckets",
     )
-    bucket_max_side: Pixels | None = _bucket(
+    bucket_max_side: Pixels | None = _shape(
         None,
         "Leave out shapes with a side over this (default: of steps, twice --resolution).",
         also=("max_bucket_reso",),
-        part_of="buckets",
     )
-    max_aspect_ratio: Annotated[float, Bounds(least=1)] | None = _bucket(
-        None, "Leave out shapes whose long side is over this many short ones.", part_of="buckets"
+    max_aspect_ratio: Annotated[float, Bounds(least=1)] | None = _shape(
+        None, "Leave out shapes whose long side is over this many short ones."
     )
     bucket_upscale: bool = _bucket(
         False,
@@ -161,26 +157,24 @@ class RowOptions:
         100, "Accepted for older command lines and not used: the order is a windowed shuffle of row numbers."
     )
     shuffle_every_n_samples: int = _data(5, "Accepted for older command lines and not used, as --buffer_size.")
-    crop_fraction: Annotated[float, Bounds(above=0, most=1)] = _data(
-        0.9, "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256.", identity=True
+    crop_fraction: Annotated[float, Bounds(above=0, most=1)] = _picture(
+        0.9, "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256."
     )
-    interpolation: str = _data(
+    interpolation: str = _picture(
         "lanczos",
         "How pictures are resized: as Pillow does, or area, the mean of the pixels covered, which is faster.",
         choices=("lanczos", "bicubic", "bilinear", "area"),
-        identity=True,
     )
-    random_crop: bool = _data(True, "Crop at random; otherwise the centre.", identity=True)
-    smart_crop: bool = _data(
-        False, "Crop where the picture has most edges, in place of a random crop or the centre's.", identity=True
+    random_crop: bool = _picture(True, "Crop at random; otherwise the centre.")
+    smart_crop: bool = _picture(
+        False, "Crop where the picture has most edges, in place of a random crop or the centre's."
     )
-    num_crops: Annotated[int, FROM_0, "crops"] = _data(
+    num_crops: Annotated[int, FROM_0, "crops"] = _picture(
         0,
         "Of how many places of a picture, the same in every epoch, its random crop is drawn; 0: of all.",
         needs=Needs("--random_crop", lambda given: given.random_crop),
-        identity=True,
     )
-    random_flip: bool = _data(False, "Mirror half of the pictures. Mirrors text too.", identity=True)
+    random_flip: bool = _picture(False, "Mirror half of the pictures. Mirrors text too.")
     latents: str = _data(
         "off",
         "Train on cached latents in place of pictures: cached, those of `ppldm precompute`; ondemand, computed and "
@@ -206,13 +200,11 @@ class RowOptions:
         needs=Needs("--text_embeddings cached", lambda given: given.text_embeddings != "off"),
         part_of="text_embeddings",
     )
-    max_skipped: Annotated[int, FROM_0, "rows"] = _data(
-        100, "Stop after this many unusable rows one after another; 0 stops at the first.", identity=True
+    max_skipped: Annotated[int, FROM_0, "rows"] = _picture(
+        100, "Stop after this many unusable rows one after another; 0 stops at the first."
     )
-    max_skipped_share: Share = _data(
-        0.5,
-        "Stop when more than this share of the rows read for the last 1,000 samples was unusable; 1: never.",
-        identity=True,
+    max_skipped_share: Share = _picture(
+        0.5, "Stop when more than this share of the rows read for the last 1,000 samples was unusable; 1: never."
     )
     validation_file_list: str | None = _validation(
         None, "As --file_list, rows that are not trained on: their loss is logged as validation_loss.", kind="rows"

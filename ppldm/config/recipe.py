@@ -141,12 +141,15 @@ _COMMENT_WIDTH = 110
 
 def write_settings(found: dict[str, Setting], origins: bool = False, comments: Mapping[str, str] | None = None) -> str:
     """YAML of settings by key. `origins`: with a comment on where each came from. `comments`: by key, above it."""
+    from omegaconf import OmegaConf
+
     text, section = "", ""
     for key, setting in sorted(found.items(), key=lambda one: "." in one[0]):  # those of no section come first
         above, _, name = key.rpartition(".")
         if above != section:
             text, section = f"{text}\n{above}:\n", above
-        lines = _value_lines(name, setting)
+        value = for_yaml(escape(setting.value) if setting.written is None else setting.written)
+        lines = OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n").split("\n")
         if origins and len(lines) == 1:
             lines = [f"{lines[0]}  # {setting.origin}"]
         elif origins:
@@ -173,12 +176,3 @@ def recipe_text(tree: dict, written: dict[str, str], version: str) -> str:
     found = {key: Setting(value, written=written.get(key)) for key, value in flatten(tree).items() if key != _ONCE}
     head = f"# All settings of a run of ppldm {version}. `ppldm train --config` of this file repeats it.\n"
     return head + write_settings(found)
-
-
-def _value_lines(name: str, setting: Setting) -> list[str]:
-    from omegaconf import OmegaConf
-
-    value = for_yaml(setting.value if setting.written is None else setting.written)
-    if setting.written is None:
-        value = escape(value)
-    return OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n").split("\n")

@@ -3,6 +3,7 @@ broken one is reported by its name and remedy, and not by a traceback from deep 
 
 import platform
 import shlex
+import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,7 +63,6 @@ KNOWN_BAD = (
 BUILDS_OF_OTHERS = tuple(
     kind.package for kind in devices.KINDS.values() if kind.package != "paddlepaddle" and not kind.plugin
 )
-PLUGINS = tuple(kind.package for kind in devices.KINDS.values() if kind.plugin)  # beside paddlepaddle
 
 # In place of opencv-python, which needs libGL.so.1; docs/installation.md and docs/faq.md name it too.
 HEADLESS_OPENCV = "opencv-python-headless==4.11.0.86"
@@ -145,7 +145,7 @@ def check_libgomp() -> Row | None:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that matter here, by normalised name; those that are not installed are left out."""
-    return machine.versions_of((*PINS, *BUILDS_OF_OTHERS, *PLUGINS, *SHOWN))
+    return machine.versions_of((*PINS, *(kind.package for kind in devices.KINDS.values()), *SHOWN))
 
 
 def find_problems(versions: dict[str, str]) -> list[Row]:
@@ -189,7 +189,7 @@ def machine_rows(versions: dict[str, str]) -> list[Row]:
         Row("platform", platform.platform()),
         Row("cores", str(machine.count_usable_cores())),
         Row("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
-        shared_memory_row(machine.shared_memory_bytes()),
+        shared_memory_row(shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None),
         gpu_row(gpus, "paddlepaddle-gpu" in versions),
         *accelerator_rows(devices.seen_kinds(), devices.installed_kind(list(versions))),
         java_row(machine.read_java_version(), "pyspark" in versions),

@@ -82,15 +82,6 @@ def _read(path) -> str:
         return ""
 
 
-def shared_memory_bytes() -> int | None:
-    """Size of /dev/shm, through which the GPUs of one machine may talk (NCCL). None where there is none."""
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return stat.f_frsize * stat.f_blocks
-
-
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
     """Versions of those packages that are installed, by their metadata: none is imported."""
     found = {}
