@@ -98,9 +98,8 @@ def where_of(layers: list[Layer], key: str) -> str:
 def load(
     layers: list[Layer], schema: Schema, defaults: dict[str, object], keep_missing: bool = False
 ) -> dict[str, Setting]:
-    """Every setting of the schema by key, from `layers`, the weakest first. `defaults`: by key, of every option. Raises
-    ConfigError for an unknown key, a value that is missing, cannot be resolved, or is not what the option takes. With
-    `keep_missing`, one that is missing, or refers to one, is `???`."""
+    """Every setting of the schema by key, from `defaults` and `layers`, the weakest first. Raises ConfigError for an
+    unknown key, a value that is missing (`keep_missing`: that is `???`), unresolved, or not what the option takes."""
     for layer in layers:
         _refuse_unknown(layer, schema)
     source = {key: layer for layer in layers for key in layer.values if key in schema}

@@ -69,8 +69,7 @@ UpdatesOr0 = Annotated[int, FROM_0, "updates"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What an option does nothing without, or with `beside` what it does nothing beside: in words, and whether the
-    option has an effect, given all settings of a run."""
+    """What an option does nothing without, or `beside`, in words; and whether it has an effect, given all settings."""
 
     words: str
     met: Callable[[typing.Any], bool]

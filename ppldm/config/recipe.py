@@ -61,8 +61,7 @@ def defaults(config: type, loop: bool) -> dict[str, Any]:
 
 
 def merge_settings(layers: list[Layer], loop: bool, config: type, keep_missing: bool = False) -> dict[str, Setting]:
-    """All settings of a recipe by key, from `layers`, the weakest first (`load.load`). `loop`: whether the defaults are
-    the hand-written loop's; `config`: the family's settings. Raises ConfigError."""
+    """All settings of a recipe by key, as `load.load`; `loop`: with the defaults of that loop. Raises ConfigError."""
     family = Option("What is trained.", config.family, config.family, name="family", choices=(config.family,))
     usual = {"family": config.family} | defaults(config, loop)
     return load(layers, {"family": family} | schema_of(config), usual, keep_missing)

@@ -122,8 +122,7 @@ def demo_data(
 
 
 def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str) -> dict:
-    """Make the data in `out`, anew if it is unfinished, and return what goes into `demo.json`. Raises
-    EnvironmentProblem without the packages, OutputError."""
+    """Make the data in `out`; what `demo.json` holds. Raises EnvironmentProblem without the packages, OutputError."""
     from ..data.text.tokenizer import CaptionTokenizer, build_vocab, count_words
 
     catalog = read_catalog(language)

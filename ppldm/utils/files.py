@@ -35,8 +35,7 @@ STORE_SCHEMES = {
 
 
 def local_path(path) -> Path:
-    """The path that a flag names, `file:///folder` being /folder. Raises ConfigError for an address of another kind,
-    which `Path` would take for a folder of that name."""
+    """The path that a flag names, `file:///folder` being /folder. Raises ConfigError for an address of another kind."""
     found = _ADDRESS.match(str(path))
     if not found:
         return Path(path)

@@ -128,8 +128,7 @@ def seconds_per_update(preset: str) -> float:
 
 
 def slowness() -> float:
-    """How many times as long as on two usual cores that do nothing else the CPU of this machine takes now, beside what
-    else it does, by sums of whole numbers; 1 with another device."""
+    """How many times as long as two idle usual cores this machine's CPU takes now, by sums; 1 with another device."""
     if not installed_kind().is_cpu:
         return 1.0
     started, sums = time.perf_counter(), 0

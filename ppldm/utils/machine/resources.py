@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def count_usable_cores() -> int:
     """Cores that this process may use: its affinity mask, cut to the quota of its control group. At least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0))
     quota = parse_cpu_quota(_read(_CGROUP / "cpu.max")) or parse_cpu_quota(
         f"{_read(_CGROUP / 'cpu/cpu.cfs_quota_us')} {_read(_CGROUP / 'cpu/cpu.cfs_period_us')}"
     )

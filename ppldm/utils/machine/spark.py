@@ -51,8 +51,7 @@ def escape_glob(address: str) -> str:
 
 @contextmanager
 def spark_session(master: str | None, memory_gb: float) -> Iterator:
-    """A session, ended with the block unless it was there before; what Spark raises inside is a DataError. Raises
-    EnvironmentProblem without pyspark or Java."""
+    """A session, ended with the block unless it was there before. Raises DataError, EnvironmentProblem without Java."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException

@@ -113,9 +113,6 @@ def end_with_parent(parent: int) -> None:
 def same_signal_stack():
     """This thread has the same stack for signals afterwards. A library that gives it a small one of its own lets
     Python's handlers, which run on it, end the process in a segmentation fault."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
     import ctypes
 
     libc, before = ctypes.CDLL(None), (ctypes.c_size_t * 3)()  # as large as stack_t of sigaltstack(2)
