@@ -1,18 +1,22 @@
 """One setting, stated once: a field of a group of settings that knows all facts about itself; and flags made from it.
 
 `option` makes the field, `options` lists those of a group by name. Flags, YAML keys, help, docs and checks are made
-from these facts. An unknown flag is an error that names the nearest; help shows values as one types them.
+from these facts. A help that does not fit on the field's line stands below it. An unknown flag is an error that names
+the nearest; help shows values as one types them.
 """
 
 import argparse
+import ast
 import dataclasses
 import functools
+import inspect
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Annotated, Any
 
 from ..utils.errors import ConfigError
@@ -121,8 +125,9 @@ class Option:
 Schema = dict[str, Option]  # by key, such as data.resolution
 
 
-def option(default, help: str, *, loop_default=REQUIRED, **facts):
-    """The field of a setting. `default`: REQUIRED where it must be given; `facts`: of `Option`."""
+def option(default, help: str = "", *, loop_default=REQUIRED, **facts):
+    """The field of a setting. `default`: REQUIRED where it must be given; `help`: by default the text below the field;
+    `facts`: of `Option`."""
     stated = Option(help, default, default if loop_default is REQUIRED else loop_default, **facts)
     metadata = {"option": stated}
     if isinstance(default, list | tuple):
@@ -137,7 +142,25 @@ def options(group: type) -> dict[str, Option]:
     found = {}
     for field in dataclasses.fields(group):
         if stated := field.metadata.get("option"):
-            found[field.name] = dataclasses.replace(stated, name=field.name, **_facts_of(hints[field.name]))
+            text = stated.help or _text_below(field.name, group)
+            found[field.name] = dataclasses.replace(stated, help=text, name=field.name, **_facts_of(hints[field.name]))
+    return found
+
+
+def _text_below(name: str, group: type) -> str:
+    """The text below a field, in that one of a class and its bases that has the field."""
+    texts = (_texts_of(owner.__module__).get((owner.__name__, name)) for owner in group.__mro__[:-1])
+    return next(filter(None, texts), "")
+
+
+@functools.cache
+def _texts_of(module: str) -> dict[tuple[str, str], str]:
+    """The texts below the fields of a module's classes, in one line, by the names of class and field."""
+    found = {}
+    for group in ast.parse(inspect.getsource(sys.modules[module])).body:
+        for field, below in pairwise(group.body if isinstance(group, ast.ClassDef) else ()):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found[group.name, field.target.id] = " ".join(ast.literal_eval(below.value).split())
     return found
 
 
