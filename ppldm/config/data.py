@@ -167,5 +167,4 @@ class DataOptions(CaptionOptions, RowOptions):
 
 def caption_identity(given: CaptionOptions) -> dict:
     """All that the caption of a sample depends on, by name, JSON-ready."""
-    found = {name: getattr(given, name) for name in options(CaptionOptions)}
-    return found | {"captions": table_text(given.captions)}
+    return {name: getattr(given, name) for name in options(CaptionOptions)} | {"captions": table_text(given.captions)}

@@ -168,8 +168,7 @@ def _refuse_unknown(layer: Layer, schema: Schema) -> None:
 
 
 def _known(section: str, schema: Schema) -> str:
-    names = [key.partition(".")[2] for key in schema if key.startswith(f"{section}.")]
-    return f"known: {', '.join(names)}"
+    return f"known: {', '.join(key.partition('.')[2] for key in schema if key.startswith(f'{section}.'))}"
 
 
 def _suggest(key: str, schema: Schema) -> str:

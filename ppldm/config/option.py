@@ -128,8 +128,7 @@ Schema = dict[str, Option]  # by key, such as data.resolution
 def option(default, help: str = "", *, loop_default=REQUIRED, **facts):
     """The field of a setting. `default`: REQUIRED where it must be given; `help`: by default the text below the field;
     `facts`: of `Option`."""
-    stated = Option(help, default, default if loop_default is REQUIRED else loop_default, **facts)
-    metadata = {"option": stated}
+    metadata = {"option": Option(help, default, default if loop_default is REQUIRED else loop_default, **facts)}
     if isinstance(default, list | tuple):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

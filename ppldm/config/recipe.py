@@ -163,8 +163,7 @@ def preset_recipe(preset: str, config: type, changes: dict, shown: tuple[str, ..
     under its help. config: the family's settings. Raises ConfigError."""
     known = schema_of(config)
     changed = Layer("changes", {"family": config.family, **changes}, is_literal=True)  # type: ignore[attr-defined]
-    layers = [*file_layers(preset_path(preset)), changed]
-    settings = merge_settings(layers, True, config, keep_missing=True)
+    settings = merge_settings([*file_layers(preset_path(preset)), changed], True, config, keep_missing=True)
     found = {key: settings[key] for key in known if key in changes or key in shown}
     comments = {key: known[key].help for key in found}
     return f"base: {preset}\nfamily: {config.family}\n" + write_settings(found, comments=comments)  # type: ignore[attr-defined]

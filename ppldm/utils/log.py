@@ -28,8 +28,7 @@ class _Handler(logging.StreamHandler):
 
 class _Formatter(logging.Formatter):
     def format(self, record) -> str:
-        lines = escape(super().format(record)).split("\n")
-        return "\n".join(shorten(line, _MAX_LINE_LENGTH) for line in lines)
+        return "\n".join(shorten(line, _MAX_LINE_LENGTH) for line in escape(super().format(record)).split("\n"))
 
 
 class _Lines:

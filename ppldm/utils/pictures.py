@@ -111,8 +111,7 @@ def as_png(image, texts: dict[str, str] | None = None) -> bytes:
 
 def bicubic_filter(old: int, new: int) -> np.ndarray:
     """float32 [new, old]: Pillow's bicubic filter along one axis, which is that of PyTorch with `antialias`."""
-    rows = Image.fromarray(np.eye(old, dtype=np.float32)).resize((old, new), Image.Resampling.BICUBIC)
-    return np.asarray(rows)
+    return np.asarray(Image.fromarray(np.eye(old, dtype=np.float32)).resize((old, new), Image.Resampling.BICUBIC))
 
 
 def prompt_grid(

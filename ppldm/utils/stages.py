@@ -184,8 +184,7 @@ def run_stage(stage: Stage, stdout=None) -> None:
             _kill(process, signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
 
     with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
-        words = [sys.executable if word == "python" else word for word in stage.command]
-        process = start_child(words, stdout=stdout)
+        process = start_child([sys.executable if one == "python" else one for one in stage.command], stdout=stdout)
         if asked:
             _kill(process, signal.SIGTERM)
         status = wait_for(process)

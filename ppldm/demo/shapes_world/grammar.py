@@ -181,8 +181,7 @@ def _read(found: re.Match, words: SimpleNamespace) -> Scene:
         return Group(**{field: name(f"{field}{number}", known) for field, known in fields.items()})
 
     relation = name("relation", words.relations)
-    groups = (group(1), group(2)) if relation else (group(1),)
-    return Scene(groups, relation, name("position", words.positions))
+    return Scene((group(1), group(2)) if relation else (group(1),), relation, name("position", words.positions))
 
 
 _PATTERNS = {language: _make_pattern(words) for language, words in _LANGUAGES.items()}

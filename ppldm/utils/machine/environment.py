@@ -150,8 +150,7 @@ def installed_versions() -> dict[str, str]:
 
 def find_problems(versions: dict[str, str]) -> list[Row]:
     """Everything that keeps training from working on this machine, given the installed `versions`."""
-    machine_problems = [check_python(sys.version_info[:2]), check_libgomp()]
-    return [problem for problem in machine_problems if problem] + check(versions)
+    return [one for one in (check_python(sys.version_info[:2]), check_libgomp()) if one] + check(versions)
 
 
 def require_working_environment() -> None:
@@ -215,8 +214,7 @@ def gpu_row(gpus: "list[Gpu]", has_gpu_build: bool) -> Row:
     if has_gpu_build and not gpus:
         from .nvidia_smi import NO_GPU
 
-        note = f"{NO_GPU}; Paddle's GPU build will run on the CPU"
-        return Row("GPUs", "none", "note", note, "--device cpu")
+        return Row("GPUs", "none", "note", f"{NO_GPU}; Paddle's GPU build will run on the CPU", "--device cpu")
     return Row("GPUs", names or "none (training runs on the CPU)")
 
 

@@ -46,8 +46,7 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], num_workers: i
             futures = {executor.submit(function, task): task for task in tasks}
             for future in as_completed(futures):
                 # Popped, so that a result is kept no longer than its user keeps it.
-                task = futures.pop(future)
-                yield task, future.result()
+                yield futures.pop(future), future.result()
         except BrokenProcessPool as error:
             raise DataError(
                 "a worker process died, most likely as memory ran out; run again with fewer workers"
