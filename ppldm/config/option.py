@@ -48,12 +48,10 @@ class Bounds:
         """The range in words, as after "must be"."""
         if self.least is not None and self.most is not None:
             return f"from {self.least} to {self.most}"
-        words = [f"above {self.above}"] if self.above is not None else []
-        if self.least is not None:
-            words = [f"{self.least} or more" if self.below is None else f"at least {self.least}"]
-        words += [f"at most {self.most}"] if self.most is not None else []
-        words += [f"below {self.below}"] if self.below is not None else []
-        return " and ".join(words)
+        if self.least is not None and self.below is None:
+            return f"{self.least} or more"
+        limits = {"above": self.above, "at least": self.least, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
 
 
 # Kinds of numbers: the type of a setting says its bounds and its unit too, where they are not facts of its own.
