@@ -17,9 +17,9 @@ from results import add_result_flags, save_results
 
 from ppldm.config.recipe import RECIPE_FILE
 from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
-from ppldm.demo.quickstart import count_processes, train_command
+from ppldm.demo.quickstart import count_processes
 from ppldm.prepare.convert.convert import convert_source
-from ppldm.utils.stages import Stage, as_flags, run_stage
+from ppldm.utils.stages import Stage, as_flags, run_stage, train_command
 from ppldm.weights.components import cast
 from ppldm.weights.fetch import PACKAGED
 from ppldm.weights.formats.files import read_component_arrays, write_safetensors

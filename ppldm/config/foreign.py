@@ -267,8 +267,7 @@ def _stage(_value, source: Source) -> dict:
     found = {"family": f"cascade_{'controlnet' if controlled else name}"}
     found |= {"model.text_encoder_name_or_path": f"{_PUBLISHED}-prior"}
     found |= {"model.vqgan_name_or_path": _PUBLISHED} if name == "decoder" else {}
-    chosen = source.first("generator_checkpoint_path") or published
-    return found | {f"model.{name}_name_or_path": chosen}
+    return found | {f"model.{name}_name_or_path": source.first("generator_checkpoint_path") or published}
 
 
 # By the name that foreign.yaml has for it: (value, Source) -> the value of the one key, a tuple of those of all, or

@@ -61,8 +61,7 @@ def file_layers(path) -> list[Layer]:
         values, lines = read_yaml(path)
         where = f"{path}:{lines.get(BASE)}: {BASE}"
         base = values.pop(BASE, None)
-        is_preset = path.parent == PRESETS_DIR
-        layers.insert(0, Layer(f"preset {path.stem}" if is_preset else str(path), values, lines))
+        layers.insert(0, Layer(f"preset {path.stem}" if path.parent == PRESETS_DIR else str(path), values, lines))
         path = None if base is None else _find_base(base, path, where)
     return layers
 

@@ -367,5 +367,4 @@ def explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = {one.lstrip("-").replace("-", "_"): one for action in shown for one in action.option_strings}
     near = known.get(nearest(name, known))
-    hint = f"did you mean {near}?" if near else "`--help` lists the known ones"
-    return f"unknown flag {flag}; {hint}"
+    return f"unknown flag {flag}; {f'did you mean {near}?' if near else '`--help` lists the known ones'}"

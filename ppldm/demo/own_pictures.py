@@ -12,6 +12,7 @@ A file that was changed by hand is kept as it is. A stage whose files, or whose 
 anew. OUT/.done/plan.json holds what was found and written.
 """
 
+from functools import partial
 from pathlib import Path
 
 from ..data.text.survey import survey
@@ -22,8 +23,8 @@ from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
 from ..utils.jobs import Piece, take_fingerprint
 from ..utils.pictures import caption_font
-from ..utils.stages import Stage, as_flags
-from .quickstart import PPLDM, drawing_stages, training_stage
+from ..utils.stages import PPLDM, Stage, as_flags, drawing_stages, train_command
+from ..weights.folders import share_trained
 
 _RECORD = ".done/plan.json"
 _TABLE, _PROMPTS, _AUTOENCODER, _DIFFUSION = "captions.csv", "prompts.txt", "autoencoder.yaml", "diffusion.yaml"
@@ -89,8 +90,9 @@ def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[
     def train(family: str, name: str, title: str, steps: int, told: str = "") -> Stage:
         ranks, recipe = min(processes, chosen.batch(family)), f"{name}.yaml"
         flags = as_flags(config=out / recipe, per_device_train_batch_size=chosen.batch(family) // ranks)
-        what, seconds = f"the {title}, {steps} updates{told}", chosen.seconds(family)
-        return training_stage(out, name, what, flags, ranks, steps, seconds, inputs[recipe])
+        command, done = train_command(flags, ranks, out / "log" / name), partial(share_trained, out / name, steps)
+        what, digest = f"training the {title}, {steps} updates{told}", inputs[recipe]
+        return Stage(name, what, command, chosen.seconds(family), done, (digest,), steps)
 
     stages = [
         Stage("data", "reading the pictures", convert, 2 + 0.05 * len(captions), inputs=pictures),

@@ -15,10 +15,19 @@ from ..config.option import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
-from ..utils.stages import Stage, as_flags, describe, run_stages, seconds_per_update, tell
+from ..utils.stages import (
+    PPLDM,
+    Stage,
+    as_flags,
+    describe,
+    drawing_stages,
+    run_stages,
+    seconds_per_update,
+    tell,
+    train_command,
+)
 from ..weights.folders import share_trained
 
-PPLDM = ("python", "-m", "ppldm")
 STEPS, AUTOENCODER_STEPS = 1200, 2000
 # Preset, loop, global batch.
 _TRAININGS = {"autoencoder": ("autoencoder-tiny-cpu", "hand", 4), "diffusion": ("ldm-tiny-cpu", "trainer", 16)}
@@ -133,7 +142,8 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
         own = as_flags(preset=preset, loop=loop, output_dir=out / name, file_list=out / "data" / filelist, **flags)
         own += as_flags(per_device_train_batch_size=batch // processes, max_steps=updates)
         seconds = 20 + seconds_per_update(preset) * updates
-        return training_stage(out, name, f"the {title}, {updates} updates", own, processes, updates, seconds)
+        command, done = train_command(own, processes, out / "log" / name), partial(share_trained, out / name, updates)
+        return Stage(name, f"training the {title}, {updates} updates", command, seconds, done, (), updates)
 
     data = (*PPLDM, "demo-data", *as_flags(out=out / "data", subset="quickstart", size=48))
     stages, vae = [Stage("data", "drawing captioned pictures", data, 2)], {}
@@ -143,32 +153,6 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
     texts = {"tokenizer_name": out / "data/tokenizer", "validation_prompts": prompts}
     stages.append(train("diffusion", "text-to-image model", steps, "demo.filelist.list", **vae, **texts))
     return [*stages, *drawing_stages(out, prompts, "drawing pictures for the prompts")]
-
-
-def training_stage(
-    out: Path, name: str, what: str, flags: list[str], processes: int, updates: int, seconds: float, digest: str = ""
-) -> Stage:
-    """The stage that trains in OUT/NAME. digest: of the recipe that its flags name."""
-    command = train_command(flags, processes, out / "log" / name)
-    done = partial(share_trained, out / name, updates)
-    return Stage(name, f"training {what}", command, seconds, done, (digest,) if digest else (), updates)
-
-
-def train_command(flags: list[str], processes: int, log: Path) -> tuple[str, ...]:
-    """The command that trains, in one process or in several, whose logs lie in the folder `log`."""
-    launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
-    train = ("python", "-u", "-m", "ppldm", "train", *flags)
-    return train if processes == 1 else ("python", "-u", *launch, *train)
-
-
-def drawing_stages(out: Path, prompts: Path, title: str, inputs: tuple[str, ...] = ()) -> list[Stage]:
-    """The last two: pictures of the prompts, in OUT/pictures, and the loss curve beside them."""
-    drawing = as_flags(model=out / "diffusion/pipeline", prompts=prompts, out=out / "pictures", num_samples=4)
-    curve = (*PPLDM, "plot-loss", f"{out}/diffusion", *as_flags(out=out / "pictures/loss.png"))
-    return [
-        Stage("pictures", title, (*PPLDM, "generate", *drawing), 20, inputs=inputs),
-        Stage("curve", "drawing the loss curve", curve, 2),
-    ]
 
 
 def _positive(text: str) -> int:

@@ -249,8 +249,7 @@ def launch_arguments(kind: Kind, devices: str, environ: Mapping[str, str]) -> li
 
 def collective_variables(kind: Kind) -> dict[str, str]:
     """What `init_parallel_env` must find to let ranks talk on devices of a kind that Paddle would not choose itself."""
-    own = {"PADDLE_XCCL_BACKEND": kind.name} if kind.plugin else {}
-    return {"PADDLE_DISTRI_BACKEND": kind.collective, **own}
+    return {"PADDLE_DISTRI_BACKEND": kind.collective} | ({"PADDLE_XCCL_BACKEND": kind.name} if kind.plugin else {})
 
 
 def installed_kind(packages: Sequence[str] | None = None) -> Kind:

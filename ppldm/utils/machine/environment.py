@@ -199,10 +199,8 @@ def machine_rows(versions: dict[str, str]) -> list[Row]:
 def shared_memory_row(size: int | None) -> Row:
     """/dev/shm of `size` bytes, None where there is none. Docker gives 64 MiB unless told otherwise."""
     value = "none" if size is None else f"{size / 2**30:.2f} GiB"
-    if size is not None and size >= 2**29:
-        return Row("/dev/shm", value)
-    reason = "several GPUs of one machine talk through it (NCCL)"
-    return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
+    note = ("note", "several GPUs of one machine talk through it (NCCL)", "docker run --shm-size=2g ...")
+    return Row("/dev/shm", value, *(note if (size or 0) < 2**29 else ()))
 
 
 def gpu_row(gpus: "list[Gpu]", has_gpu_build: bool) -> Row:
