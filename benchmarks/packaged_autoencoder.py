@@ -19,7 +19,7 @@ from ppldm.config.recipe import RECIPE_FILE
 from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
 from ppldm.demo.quickstart import count_processes
 from ppldm.prepare.convert.convert import convert_source
-from ppldm.utils.stages import Stage, as_flags, run_stage, train_command
+from ppldm.utils.stages import Stage, run_stage, train_command
 from ppldm.weights.components import cast
 from ppldm.weights.fetch import PACKAGED
 from ppldm.weights.formats.files import read_component_arrays, write_safetensors
@@ -61,8 +61,8 @@ def make(arguments) -> None:
                "warmup_steps": 20, "image_logging_steps": 0}  # fmt: skip
     for name, steps, more in (("run", arguments.steps, {}), ("decoder", arguments.decoder_steps, further)):
         preset = {"preset": "autoencoder-tiny-cpu", "loop": "hand"}
-        flags = as_flags(**preset, **words, output_dir=out / name, max_steps=steps, **more)
-        command = train_command(flags, processes, out / "log" / name)
+        flags = {**preset, **words, "output_dir": out / name, "max_steps": steps, **more}
+        command = train_command(processes, out / "log" / name, **flags)
         run_stage(Stage(name, "training", command, 0))
     pack(out)
 

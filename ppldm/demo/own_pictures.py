@@ -23,7 +23,7 @@ from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
 from ..utils.jobs import Piece, take_fingerprint
 from ..utils.pictures import caption_font
-from ..utils.stages import PPLDM, Stage, as_flags, drawing_stages, train_command
+from ..utils.stages import Stage, command, drawing_stages, train_command
 from ..weights.folders import share_trained
 
 _RECORD = ".done/plan.json"
@@ -81,18 +81,18 @@ def _make_files(chosen: FirstTraining, out: Path) -> dict[str, str]:
 def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[str, str]) -> list[Stage]:
     """The stages; `inputs`: digests of the pictures and of the files in OUT, by name."""
     source = out / _TABLE if _TABLE in inputs else chosen.found.folder.absolute()
-    convert = (*PPLDM, "convert", str(source), *as_flags(out=out / "data", size=_KEPT_SIDES * chosen.resolution))
-    vocab = (*PPLDM, "vocab", str(out / _FILELIST), *as_flags(out=out / "tokenizer"))
+    convert = command("convert", source, out=out / "data", size=_KEPT_SIDES * chosen.resolution)
+    vocab = command("vocab", out / _FILELIST, out=out / "tokenizer")
     captions = list(chosen.found.captions.values())
     vocab += ("--max-length", str(length_of(captions)), "--language", *languages_of(captions))
     pictures = tuple(inputs[name] for name in ("pictures", _TABLE) if name in inputs)
 
     def train(family: str, name: str, title: str, steps: int, told: str = "") -> Stage:
         ranks, recipe = min(processes, chosen.batch(family)), f"{name}.yaml"
-        flags = as_flags(config=out / recipe, per_device_train_batch_size=chosen.batch(family) // ranks)
-        command, done = train_command(flags, ranks, out / "log" / name), partial(share_trained, out / name, steps)
+        flags = {"config": out / recipe, "per_device_train_batch_size": chosen.batch(family) // ranks}
+        words, done = train_command(ranks, out / "log" / name, **flags), partial(share_trained, out / name, steps)
         what, digest = f"training the {title}, {steps} updates{told}", inputs[recipe]
-        return Stage(name, what, command, chosen.seconds(family), done, (digest,), steps)
+        return Stage(name, what, words, chosen.seconds(family), done, (digest,), steps)
 
     stages = [
         Stage("data", "reading the pictures", convert, 2 + 0.05 * len(captions), inputs=pictures),

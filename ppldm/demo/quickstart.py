@@ -15,17 +15,7 @@ from ..config.option import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
-from ..utils.stages import (
-    PPLDM,
-    Stage,
-    as_flags,
-    describe,
-    drawing_stages,
-    run_stages,
-    seconds_per_update,
-    tell,
-    train_command,
-)
+from ..utils.stages import Stage, command, describe, drawing_stages, run_stages, seconds_per_update, tell, train_command
 from ..weights.folders import share_trained
 
 STEPS, AUTOENCODER_STEPS = 1200, 2000
@@ -139,13 +129,13 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
 
     def train(name: str, title: str, updates: int, filelist: str, **flags) -> Stage:
         preset, loop, batch = _TRAININGS[name]
-        own = as_flags(preset=preset, loop=loop, output_dir=out / name, file_list=out / "data" / filelist, **flags)
-        own += as_flags(per_device_train_batch_size=batch // processes, max_steps=updates)
+        own = {"preset": preset, "loop": loop, "output_dir": out / name, "file_list": out / "data" / filelist, **flags}
+        own |= {"per_device_train_batch_size": batch // processes, "max_steps": updates}
+        words, done = train_command(processes, out / "log" / name, **own), partial(share_trained, out / name, updates)
         seconds = 20 + seconds_per_update(preset) * updates
-        command, done = train_command(own, processes, out / "log" / name), partial(share_trained, out / name, updates)
-        return Stage(name, f"training the {title}, {updates} updates", command, seconds, done, (), updates)
+        return Stage(name, f"training the {title}, {updates} updates", words, seconds, done, (), updates)
 
-    data = (*PPLDM, "demo-data", *as_flags(out=out / "data", subset="quickstart", size=48))
+    data = command("demo-data", out=out / "data", subset="quickstart", size=48)
     stages, vae = [Stage("data", "drawing captioned pictures", data, 2)], {}
     if autoencoder_steps:  # without captions, it may see the pictures that the other model never does
         stages.append(train("autoencoder", "autoencoder", autoencoder_steps, "autoencoder.filelist.list"))

@@ -22,7 +22,6 @@ from .errors import Interrupted, PpldmError
 from .machine.devices import installed_kind
 from .machine.resources import count_usable_cores, has_avx512
 
-PPLDM = ("python", "-m", "ppldm")
 BEFORE = ".before"
 _GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the sums do
 _USUAL_SPEED, _USUAL_CORES = 4400, 2  # sums of _NUMBERS that such a core (Intel Xeon) makes in a second
@@ -65,21 +64,23 @@ def as_flags(**values) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
-def train_command(flags: list[str], processes: int, log: Path) -> tuple[str, ...]:
+def command(*words, **flags) -> tuple[str, ...]:
+    return ("python", "-m", "ppldm", *map(str, words), *as_flags(**flags))
+
+
+def train_command(processes: int, log: Path, **flags) -> tuple[str, ...]:
     """The command that trains, in one process or in several, whose logs lie in the folder `log`."""
     launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
-    train = ("python", "-u", "-m", "ppldm", "train", *flags)
+    train = ("python", "-u", "-m", "ppldm", "train", *as_flags(**flags))
     return train if processes == 1 else ("python", "-u", *launch, *train)
 
 
 def drawing_stages(out: Path, prompts: Path, title: str, inputs: tuple[str, ...] = ()) -> list[Stage]:
     """The last two: pictures of the prompts, in OUT/pictures, and the loss curve beside them."""
-    drawing = as_flags(model=out / "diffusion/pipeline", prompts=prompts, out=out / "pictures", num_samples=4)
-    curve = (*PPLDM, "plot-loss", f"{out}/diffusion", *as_flags(out=out / "pictures/loss.png"))
-    return [
-        Stage("pictures", title, (*PPLDM, "generate", *drawing), 20, inputs=inputs),
-        Stage("curve", "drawing the loss curve", curve, 2),
-    ]
+    drawing = {"model": out / "diffusion/pipeline", "prompts": prompts, "out": out / "pictures", "num_samples": 4}
+    curve = command("plot-loss", out / "diffusion", out=out / "pictures/loss.png")
+    pictures = Stage("pictures", title, command("generate", **drawing), 20, inputs=inputs)
+    return [pictures, Stage("curve", "drawing the loss curve", curve, 2)]
 
 
 def describe(stages: list[Stage], folder: Path) -> str:
