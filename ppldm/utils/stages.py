@@ -192,7 +192,7 @@ def run_stage(stage: Stage, stdout=None) -> None:
     """Run a stage's command, which ends with this process. stdout: a file for what it prints. Ctrl-C, SIGTERM, SIGHUP
     end it by SIGTERM, so that it may save, a second one at once. Raises Interrupted then, PpldmError where it fails."""
     from .processes.signals import handled
-    from .processes.supervise import start_child, wait_for
+    from .processes.workers import start_child, wait_for
 
     asked: list[int] = []
     process = None
