@@ -94,7 +94,9 @@ setup(
     package_dir={"": "."},
     packages=find_packages(include=["ppldm", "ppldm.*"]),
     package_data={
+        "ppldm.cli": ["completion.*sh"],
         "ppldm.config": ["clip_merges.txt.gz", "foreign.yaml", "networks/*.json", "presets/*.yaml", "weights/*/*"],
+        "ppldm.demo.shapes_world": ["languages.yaml"],
         "ppldm.inference.serving": ["openapi.yaml", "page.html", "page.css", "page.js"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],
         "ppldm.inspect": ["languages.yaml", "page.html"],

@@ -17,9 +17,9 @@ from results import add_result_flags, save_results
 
 from ppldm.config.recipe import RECIPE_FILE
 from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
-from ppldm.demo.quickstart import count_processes, train_command
+from ppldm.demo.quickstart import count_processes
 from ppldm.prepare.convert.convert import convert_source
-from ppldm.utils.stages import Stage, as_flags, run_stage
+from ppldm.utils.stages import Stage, run_stage, train_command
 from ppldm.weights.components import cast
 from ppldm.weights.fetch import PACKAGED
 from ppldm.weights.formats.files import read_component_arrays, write_safetensors
@@ -60,8 +60,9 @@ def make(arguments) -> None:
     further = {"vae_name_or_path": out / "run/vae", "train_decoder_only": True, "learning_rate": 1e-3,
                "warmup_steps": 20, "image_logging_steps": 0}  # fmt: skip
     for name, steps, more in (("run", arguments.steps, {}), ("decoder", arguments.decoder_steps, further)):
-        flags = as_flags(**words, output_dir=out / name, max_steps=steps, **more)
-        command = train_command("autoencoder-tiny-cpu", "hand", flags, processes, out / "log" / name)
+        preset = {"preset": "autoencoder-tiny-cpu", "loop": "hand"}
+        flags = {**preset, **words, "output_dir": out / name, "max_steps": steps, **more}
+        command = train_command(processes, out / "log" / name, **flags)
         run_stage(Stage(name, "training", command, 0))
     pack(out)
 

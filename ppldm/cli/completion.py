@@ -8,36 +8,12 @@ import contextlib
 import io
 import re
 import sys
+from pathlib import Path
 
 from ..utils.errors import ConfigError
 
-SCRIPTS = {
-    "bash": r"""_ppldm() {
-    local IFS=$'\n'
-    COMPREPLY=($(ppldm completion next "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
-}
-complete -o default -F _ppldm ppldm
-""",
-    "zsh": r"""#compdef ppldm
-_ppldm() {
-    local -a found
-    found=(${(f)"$(ppldm completion next "${(@)words[2,CURRENT]}" 2>/dev/null)"})
-    if (( $#found )); then compadd -- $found; else _files; fi
-}
-compdef _ppldm ppldm
-""",
-    "fish": r"""function __ppldm_next
-    set -l typed (commandline -opc) (commandline -ct)
-    set -l found (ppldm completion next $typed[2..-1] 2>/dev/null)
-    if set -q found[1]
-        printf '%s\n' $found
-    else
-        __fish_complete_path (commandline -ct)
-    end
-end
-complete -c ppldm -f -a '(__ppldm_next)'
-""",
-}
+_SHELLS = ("bash", "zsh", "fish")
+SCRIPTS = {shell: Path(__file__).with_name(f"completion.{shell}").read_text(encoding="utf-8") for shell in _SHELLS}
 _FLAG = re.compile(r"^ +(--[\w-]+)(?: \{([^}]+)\})?", re.MULTILINE)  # of a help text, with its choices
 
 

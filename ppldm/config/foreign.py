@@ -57,8 +57,7 @@ def expand_braces(text: str) -> list[str]:
 
 
 def places_of(text: str) -> list[str]:
-    """The lines of a filelist that mean the same. A pipe whose command only copies an address is that address; a folder
-    of a store is the tar files below it."""
+    """The lines of a filelist that mean the same. A pipe that only copies is its address, a store's folder its tars."""
     copied = _PIPE.fullmatch(text.strip())
     place = copied["address"] if copied else text
     if is_address(place):
@@ -121,9 +120,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Counterpart:
-    """What means the same here. `keys` as documented; `note`: for readers; `make`: one of `_MAKERS`, without which the
-    value is taken as it is. Without `keys` there is no counterpart, and the note says why. A `???` stays one, unless
-    `make` takes `any_value`."""
+    """What means the same here. `note`: for readers, and why there is nothing where there are no `keys`. `make`: one of
+    `_MAKERS`; else the value is taken as it is. A `???` stays one, unless `make` takes `any_value`."""
 
     keys: tuple[str, ...] = ()
     note: str = ""
@@ -269,8 +267,7 @@ def _stage(_value, source: Source) -> dict:
     found = {"family": f"cascade_{'controlnet' if controlled else name}"}
     found |= {"model.text_encoder_name_or_path": f"{_PUBLISHED}-prior"}
     found |= {"model.vqgan_name_or_path": _PUBLISHED} if name == "decoder" else {}
-    chosen = source.first("generator_checkpoint_path") or published
-    return found | {f"model.{name}_name_or_path": chosen}
+    return found | {f"model.{name}_name_or_path": source.first("generator_checkpoint_path") or published}
 
 
 # By the name that foreign.yaml has for it: (value, Source) -> the value of the one key, a tuple of those of all, or

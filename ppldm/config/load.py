@@ -44,8 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Setting:
-    """A resolved value and where it came from. `written`: the expression of a value that came from the environment,
-    which is all that may be saved or shown of it."""
+    """A resolved value and its origin. `written`: its expression, all that may be shown of the environment's."""
 
     value: object
     origin: str = "default"
@@ -62,8 +61,7 @@ def file_layers(path) -> list[Layer]:
         values, lines = read_yaml(path)
         where = f"{path}:{lines.get(BASE)}: {BASE}"
         base = values.pop(BASE, None)
-        is_preset = path.parent == PRESETS_DIR
-        layers.insert(0, Layer(f"preset {path.stem}" if is_preset else str(path), values, lines))
+        layers.insert(0, Layer(f"preset {path.stem}" if path.parent == PRESETS_DIR else str(path), values, lines))
         path = None if base is None else _find_base(base, path, where)
     return layers
 
@@ -99,9 +97,8 @@ def where_of(layers: list[Layer], key: str) -> str:
 def load(
     layers: list[Layer], schema: Schema, defaults: dict[str, object], keep_missing: bool = False
 ) -> dict[str, Setting]:
-    """Every setting of the schema by key, from `layers`, the weakest first. `defaults`: by key, of every option. Raises
-    ConfigError for an unknown key, a value that is missing, cannot be resolved, or is not what the option takes. With
-    `keep_missing`, one that is missing, or refers to one, is `???`."""
+    """Every setting of the schema by key, from `defaults` and `layers`, the weakest first. Raises ConfigError for an
+    unknown key, a value that is missing (`keep_missing`: that is `???`), unresolved, or not what the option takes."""
     for layer in layers:
         _refuse_unknown(layer, schema)
     source = {key: layer for layer in layers for key in layer.values if key in schema}
@@ -170,8 +167,7 @@ def _refuse_unknown(layer: Layer, schema: Schema) -> None:
 
 
 def _known(section: str, schema: Schema) -> str:
-    names = [key.partition(".")[2] for key in schema if key.startswith(f"{section}.")]
-    return f"known: {', '.join(names)}"
+    return f"known: {', '.join(key.partition('.')[2] for key in schema if key.startswith(f'{section}.'))}"
 
 
 def _suggest(key: str, schema: Schema) -> str:

@@ -61,5 +61,4 @@ _NETWORKS = {
 
 def published_network(component: str, name: str) -> str | None:
     """The package's config of a component of the model `owner/model[/component]`; None where it is not known."""
-    model = _NETWORKS.get(name) or _NETWORKS.get("/".join(name.split("/")[:2]), {})
-    return model.get(component)
+    return (_NETWORKS.get(name) or _NETWORKS.get("/".join(name.split("/")[:2]), {})).get(component)

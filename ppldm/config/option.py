@@ -1,22 +1,26 @@
 """One setting, stated once: a field of a group of settings that knows all facts about itself; and flags made from it.
 
 `option` makes the field, `options` lists those of a group by name. Flags, YAML keys, help, docs and checks are made
-from these facts. An unknown flag is an error that names the nearest; help shows values as one types them.
+from these facts. A help that does not fit on the field's line stands below it. An unknown flag is an error that names
+the nearest; help shows values as one types them.
 """
 
 import argparse
+import ast
 import dataclasses
 import functools
+import inspect
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Annotated, Any
 
 from ..utils.errors import ConfigError
-from ..utils.text import nearest
+from ..utils.text import did_you_mean, nearest
 
 SCRIPTS = ("trainer", "loop")  # under PaddleNLP's Trainer, and the hand-written loop
 REQUIRED = dataclasses.MISSING  # the default of an option that must be given
@@ -44,33 +48,30 @@ class Bounds:
         """The range in words, as after "must be"."""
         if self.least is not None and self.most is not None:
             return f"from {self.least} to {self.most}"
-        words = [f"above {self.above}"] if self.above is not None else []
-        if self.least is not None:
-            words = [f"{self.least} or more" if self.below is None else f"at least {self.least}"]
-        words += [f"at most {self.most}"] if self.most is not None else []
-        words += [f"below {self.below}"] if self.below is not None else []
-        return " and ".join(words)
+        if self.least is not None and self.below is None:
+            return f"{self.least} or more"
+        limits = {"above": self.above, "at least": self.least, "at most": self.most, "below": self.below}
+        return " and ".join(f"{word} {limit}" for word, limit in limits.items() if limit is not None)
 
 
 # Kinds of numbers: the type of a setting says its bounds and its unit too, where they are not facts of its own.
-_ABOVE_0, _FROM_0 = Bounds(above=0), Bounds(least=0)
-Positive = Annotated[float, _ABOVE_0]
-NotNegative = Annotated[float, _FROM_0]
+ABOVE_0, FROM_0 = Bounds(above=0), Bounds(least=0)
+Positive = Annotated[float, ABOVE_0]
+NotNegative = Annotated[float, FROM_0]
 Share = Annotated[float, Bounds(least=0, most=1)]
 SmallShare = Annotated[float, Bounds(least=0, below=1)]
-Count = Annotated[int, _ABOVE_0]
-Pixels = Annotated[int, _ABOVE_0, "pixels"]
-Rows = Annotated[int, _ABOVE_0, "rows"]
-Samples = Annotated[int, _ABOVE_0, "samples"]
-Seconds = Annotated[float, _FROM_0, "seconds"]
-Updates = Annotated[int, _ABOVE_0, "updates"]
-UpdatesOr0 = Annotated[int, _FROM_0, "updates"]
+Count = Annotated[int, ABOVE_0]
+Pixels = Annotated[int, ABOVE_0, "pixels"]
+Rows = Annotated[int, ABOVE_0, "rows"]
+Samples = Annotated[int, ABOVE_0, "samples"]
+Seconds = Annotated[float, FROM_0, "seconds"]
+Updates = Annotated[int, ABOVE_0, "updates"]
+UpdatesOr0 = Annotated[int, FROM_0, "updates"]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an option does nothing without, or with `beside` what it does nothing beside: in words, and whether the
-    option has an effect, given all settings of a run."""
+    """What an option does nothing without, or `beside`, in words; and whether it has an effect, given all settings."""
 
     words: str
     met: Callable[[typing.Any], bool]
@@ -122,11 +123,10 @@ class Option:
 Schema = dict[str, Option]  # by key, such as data.resolution
 
 
-def option(default, help: str, *, loop_default=REQUIRED, **facts):
-    """The field of a setting. `default`: REQUIRED where it must be given; `loop_default`: the same if omitted; the
-    other facts are those of `Option`."""
-    stated = Option(help, default, default if loop_default is REQUIRED else loop_default, **facts)
-    metadata = {"option": stated}
+def option(default, help: str = "", *, loop_default=REQUIRED, **facts):
+    """The field of a setting. `default`: REQUIRED where it must be given; `help`: by default the text below the field;
+    `facts`: of `Option`."""
+    metadata = {"option": Option(help, default, default if loop_default is REQUIRED else loop_default, **facts)}
     if isinstance(default, list | tuple):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -139,7 +139,25 @@ def options(group: type) -> dict[str, Option]:
     found = {}
     for field in dataclasses.fields(group):
         if stated := field.metadata.get("option"):
-            found[field.name] = dataclasses.replace(stated, name=field.name, **_facts_of(hints[field.name]))
+            text = stated.help or _text_below(field.name, group)
+            found[field.name] = dataclasses.replace(stated, help=text, name=field.name, **_facts_of(hints[field.name]))
+    return found
+
+
+def _text_below(name: str, group: type) -> str:
+    """The text below a field, in that one of a class and its bases that has the field."""
+    texts = (_texts_of(owner.__module__).get((owner.__name__, name)) for owner in group.__mro__[:-1])
+    return next(filter(None, texts), "")
+
+
+@functools.cache
+def _texts_of(module: str) -> dict[tuple[str, str], str]:
+    """The texts below the fields of a module's classes, in one line, by the names of class and field."""
+    found = {}
+    for group in ast.parse(inspect.getsource(sys.modules[module])).body:
+        for field, below in pairwise(group.body if isinstance(group, ast.ClassDef) else ()):
+            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+                found[group.name, field.target.id] = " ".join(ast.literal_eval(below.value).split())
     return found
 
 
@@ -210,9 +228,8 @@ def _check_one(stated: Option, value, where: str):
         raise ConfigError(f"{where} {value} must be {_TYPE_WORDS[stated.type]}")
     if stated.choices and value not in stated.choices:
         known = [str(choice) for choice in stated.choices]
-        near = nearest(str(value), known)
-        hint = f"did you mean {near}? " if near else ""
-        raise ConfigError(f"{where} {value} is not known; {hint}use one of {', '.join(known)}")
+        hint = did_you_mean(str(value), known, listing=False)
+        raise ConfigError(f"{where} {value} is not known; {hint}{hint and ' '}use one of {', '.join(known)}")
     if stated.type in (int, float) and not (
         (stated.type is int or math.isfinite(value)) and (stated.bounds is None or stated.bounds.hold(value))
     ):
@@ -350,5 +367,4 @@ def explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     known = {one.lstrip("-").replace("-", "_"): one for action in shown for one in action.option_strings}
     near = known.get(nearest(name, known))
-    hint = f"did you mean {near}?" if near else "`--help` lists the known ones"
-    return f"unknown flag {flag}; {hint}"
+    return f"unknown flag {flag}; {f'did you mean {near}?' if near else '`--help` lists the known ones'}"

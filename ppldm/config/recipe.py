@@ -55,15 +55,13 @@ def schema_of(config: type) -> Schema:
 
 
 def defaults(config: type, loop: bool) -> dict[str, Any]:
-    """The default of every option, by key; REQUIRED for those that must be given. `config.loop_defaults` holds the
-    family's own of the hand-written loop, by name."""
+    """The default of every option, by key. `config.loop_defaults`: a family's own of the hand-written loop, by name."""
     own = getattr(config, "loop_defaults", {}) if loop else {}
     return {key: own.get(stated.name, stated.default_of(loop)) for key, stated in schema_of(config).items()}
 
 
 def merge_settings(layers: list[Layer], loop: bool, config: type, keep_missing: bool = False) -> dict[str, Setting]:
-    """All settings of a recipe by key, from `layers`, the weakest first (`load.load`). `loop`: whether the defaults are
-    the hand-written loop's; `config`: the family's settings. Raises ConfigError."""
+    """All settings of a recipe by key, as `load.load`; `loop`: with the defaults of that loop. Raises ConfigError."""
     family = Option("What is trained.", config.family, config.family, name="family", choices=(config.family,))
     usual = {"family": config.family} | defaults(config, loop)
     return load(layers, {"family": family} | schema_of(config), usual, keep_missing)
@@ -106,8 +104,7 @@ class _Given:
 
 
 def idle_settings(recipe: Recipe, loop: bool) -> list[Option]:
-    """Settings that do nothing though a flag gives them or they differ from their defaults. What only a preset says is
-    nobody's wish."""
+    """Settings that do nothing though a flag gives them, or a file, but not a preset, differs from their defaults."""
     groups, found = (recipe.model, recipe.data, recipe.training), []
     given = _Given(groups)
     usual = defaults(type(recipe.model), loop)
@@ -142,14 +139,16 @@ _COMMENT_WIDTH = 110
 
 
 def write_settings(found: dict[str, Setting], origins: bool = False, comments: Mapping[str, str] | None = None) -> str:
-    """YAML of settings by key. `origins`: with a comment on each that says where it came from. comments: by key, above
-    it."""
+    """YAML of settings by key. `origins`: with a comment on where each came from. `comments`: by key, above it."""
+    from omegaconf import OmegaConf
+
     text, section = "", ""
     for key, setting in sorted(found.items(), key=lambda one: "." in one[0]):  # those of no section come first
         above, _, name = key.rpartition(".")
         if above != section:
             text, section = f"{text}\n{above}:\n", above
-        lines = _value_lines(name, setting)
+        value = for_yaml(escape(setting.value) if setting.written is None else setting.written)
+        lines = OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n").split("\n")
         if origins and len(lines) == 1:
             lines = [f"{lines[0]}  # {setting.origin}"]
         elif origins:
@@ -164,8 +163,7 @@ def preset_recipe(preset: str, config: type, changes: dict, shown: tuple[str, ..
     under its help. config: the family's settings. Raises ConfigError."""
     known = schema_of(config)
     changed = Layer("changes", {"family": config.family, **changes}, is_literal=True)  # type: ignore[attr-defined]
-    layers = [*file_layers(preset_path(preset)), changed]
-    settings = merge_settings(layers, True, config, keep_missing=True)
+    settings = merge_settings([*file_layers(preset_path(preset)), changed], True, config, keep_missing=True)
     found = {key: settings[key] for key in known if key in changes or key in shown}
     comments = {key: known[key].help for key in found}
     return f"base: {preset}\nfamily: {config.family}\n" + write_settings(found, comments=comments)  # type: ignore[attr-defined]
@@ -176,12 +174,3 @@ def recipe_text(tree: dict, written: dict[str, str], version: str) -> str:
     found = {key: Setting(value, written=written.get(key)) for key, value in flatten(tree).items() if key != _ONCE}
     head = f"# All settings of a run of ppldm {version}. `ppldm train --config` of this file repeats it.\n"
     return head + write_settings(found)
-
-
-def _value_lines(name: str, setting: Setting) -> list[str]:
-    from omegaconf import OmegaConf
-
-    value = for_yaml(setting.value if setting.written is None else setting.written)
-    if setting.written is None:
-        value = escape(value)
-    return OmegaConf.to_yaml(OmegaConf.create({name: value})).rstrip("\n").split("\n")

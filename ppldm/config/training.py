@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from ..utils.errors import ConfigError
 from ..utils.files import cache_dir, check_address, is_address, local_path
@@ -14,7 +15,10 @@ from ..utils.machine.devices import DEFAULT_DEVICE, DEVICE_HELP
 from ..utils.machine.resources import count_usable_cores
 from ..utils.rng import MAX_SEED
 from ..utils.text import count_of
+from .data import VALIDATION
 from .option import (
+    ABOVE_0,
+    FROM_0,
     REQUIRED,
     Bounds,
     Needs,
@@ -36,8 +40,6 @@ REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
 _MOST = 10**15  # of updates and samples: with accumulation they are still counted in 64 bits
 
-_ABOVE_0, _NOT_NEGATIVE, _SHARE = Bounds(above=0), Bounds(least=0), Bounds(least=0, most=1)
-
 _run = option
 _optimizer = partial(option, section="optimizer", identity=True)
 _compute = partial(option, section="compute")
@@ -56,226 +58,143 @@ _PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, 
 class TrainingOptions:
     """The settings of training that no family or data set owns."""
 
-    output_dir: str = _run(
-        REQUIRED,
-        "Folder of the run: checkpoints, metrics.jsonl, samples and the trained pipeline. At the address of a store, a "
-        "folder of this machine that is copied there (docs/data.md).",
-        loop_default="./output-model",
-        kind="path",
-    )
-    overwrite_output_dir: bool = _run(
-        False,
-        "Start anew: checkpoints and metrics in the output folder are removed, other files stay. Once: a job that its "
-        "scheduler puts back into the queue goes on.",
-    )
-    resume_from_checkpoint: str | None = _run(
-        None,
-        "Checkpoint folder to go on from (default, and latest: the newest sound one in the output folder).",
-        kind="path",
-    )
-    accept_changes: list[str] = _run(
-        (),
-        "Settings in which this run may differ from the checkpoint it resumes, as learning_rate; any other difference "
-        "is refused.",
-    )
+    output_dir: str = _run(REQUIRED, loop_default="./output-model", kind="path")
+    """Folder of the run: checkpoints, metrics.jsonl, samples and the trained pipeline. At the address of a store, a
+    folder of this machine that is copied there (docs/data.md)."""
+    overwrite_output_dir: bool = _run(False)
+    """Start anew: checkpoints and metrics in the output folder are removed, other files stay. Once: a job that its
+    scheduler puts back into the queue goes on."""
+    resume_from_checkpoint: str | None = _run(None, kind="path")
+    "Checkpoint folder to go on from (default, and latest: the newest sound one in the output folder)."
+    accept_changes: list[str] = _run(())
+    """Settings in which this run may differ from the checkpoint it resumes, as learning_rate; any other difference is
+    refused."""
     do_train: bool = _run(False, "Train; the Trainer script does nothing without it.")
-    seed: int = _run(
-        42,
-        "Decides initial weights, order, crops, timesteps and noise: the same seed, the same run.",
-        bounds=Bounds(least=0, most=MAX_SEED),
-        loop_default=23,
-        part_of=True,
-    )
-    per_device_train_batch_size: Samples = _batch(
-        8, "Samples that a device takes at a time.", also=("train_batch_size",), loop_default=6
-    )
-    gradient_accumulation_steps: int = _batch(
+    seed: Annotated[int, Bounds(least=0, most=MAX_SEED)] = _run(42, loop_default=23, part_of=True)
+    "Decides initial weights, order, crops, timesteps and noise: the same seed, the same run."
+    per_device_train_batch_size: Samples = _batch(8, also=("train_batch_size",), loop_default=6)
+    "Samples that a device takes at a time."
+    gradient_accumulation_steps: Annotated[int, ABOVE_0, "batches"] = _batch(
         1,
-        "Batches a device takes for one update, whose gradients are averaged.",
-        bounds=_ABOVE_0,
-        unit="batches",
         loop_default=10,
         needs=Needs("--global_batch_size", lambda given: given.global_batch_size is None, beside=True),
     )
-    global_batch_size: Samples | None = _batch(
-        None, "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out."
+    "Batches a device takes for one update, whose gradients are averaged."
+    global_batch_size: Samples | None = _batch(None)
+    "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out."
+    max_steps: Annotated[int, Bounds(most=_MOST), "updates"] = _length(-1, also=("max_train_steps",))
+    "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says."
+    max_samples: Annotated[int, Bounds(above=0, most=_MOST), "samples"] | None = _length(
+        None, "Budget in samples in place of --max_steps, rounded up to whole updates.", also=("num_examples_to_see",)
     )
-    max_steps: int = _length(
-        -1,
-        "Optimizer updates, exactly so many; 0 or less: --num_train_epochs says.",
-        bounds=Bounds(most=_MOST),
-        unit="updates",
-        also=("max_train_steps",),
-    )
-    max_samples: int | None = _length(
-        None,
-        "Budget in samples in place of --max_steps, rounded up to whole updates.",
-        bounds=Bounds(above=0, most=_MOST),
-        unit="samples",
-        also=("num_examples_to_see",),
-    )
-    num_train_epochs: float = _length(
+    num_train_epochs: Annotated[float, Bounds(above=0, most=10**9), "epochs"] = _length(
         1.0,
-        "Passes over the rows, where neither --max_steps nor --max_samples is given.",
-        bounds=Bounds(above=0, most=10**9),
-        unit="epochs",
         loop_default=100.0,
         needs=Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True),
     )
-    max_skipped_updates: Updates = _run(
-        3,
-        "Stop after this many updates one after another whose loss or gradient is not finite; fewer are skipped. 1 "
-        "stops at the first.",
-    )
-    save_steps: Updates = _run(
-        500, "Updates between two checkpoints; one more follows the last update.", loop_default=5000
-    )
-    save_total_limit: int | None = _run(
-        None, "Keep so many of the newest checkpoints (default: all).", bounds=_NOT_NEGATIVE, unit="checkpoints"
-    )
-    backup_every: UpdatesOr0 = _run(
-        0, "Save after every so many updates too, and never remove those checkpoints; 0: none."
-    )
+    "Passes over the rows, where neither --max_steps nor --max_samples is given."
+    max_skipped_updates: Updates = _run(3)
+    """Stop after this many updates one after another whose loss or gradient is not finite; fewer are skipped. 1 stops
+    at the first."""
+    save_steps: Updates = _run(500, loop_default=5000)
+    "Updates between two checkpoints; one more follows the last update."
+    save_total_limit: Annotated[int, FROM_0, "checkpoints"] | None = _run(None)
+    "Keep so many of the newest checkpoints (default: all)."
+    backup_every: UpdatesOr0 = _run(0)
+    "Save after every so many updates too, and never remove those checkpoints; 0: none."
 
-    use_async_save: bool = _run(
-        False, "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
-    )
+    use_async_save: bool = _run(False)
+    "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
 
     learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.")
-    scale_lr: bool = _optimizer(
-        False, "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
-    )
+    scale_lr: bool = _optimizer(False)
+    "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
     lr_batch_size: Samples = _optimizer(1, "With --scale_lr: the batch size that the learning rates are meant for.")
-    lr_scheduler_type: str = _optimizer(
-        "constant", "Learning rate schedule, in updates.", choices=LR_SCHEDULES, also=("lr_scheduler",)
-    )
-    warmup_steps: UpdatesOr0 = _optimizer(
-        0, "Updates over which the learning rate rises from 0.", also=("lr_warmup_steps",)
-    )
+    lr_scheduler_type: str = _optimizer("constant", choices=LR_SCHEDULES, also=("lr_scheduler",))
+    "Learning rate schedule, in updates."
+    warmup_steps: UpdatesOr0 = _optimizer(0, also=("lr_warmup_steps",))
+    "Updates over which the learning rate rises from 0."
     warmup_ratio: Share = _optimizer(
-        0.0,
-        "The same as a share of all updates, where --warmup_steps is 0.",
-        needs=Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True),
+        0.0, needs=Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True)
     )
+    "The same as a share of all updates, where --warmup_steps is 0."
     num_cycles: Positive = _optimizer(
         0.5,
-        "cosine: waves, of which a half falls to 0 once; cosine_with_restarts: falls, at least 1.",
         needs=Needs(
             "--lr_scheduler_type cosine or cosine_with_restarts",
             lambda given: given.lr_scheduler_type.startswith("cosine"),
         ),
     )
+    "cosine: waves, of which a half falls to 0 once; cosine_with_restarts: falls, at least 1."
     lr_end: NotNegative = _optimizer(1e-7, "polynomial: learning rate of the last update.", needs=_POLYNOMIAL)
     power: Positive = _optimizer(1.0, "polynomial: exponent; 1 is a straight line.", needs=_POLYNOMIAL)
-    weight_decay: NotNegative = _optimizer(
-        0.0, "Weight decay of AdamW, as a share of the learning rate.", also=("adam_weight_decay",), loop_default=1e-2
-    )
-    decay_norms_and_biases: bool = _optimizer(
-        True, "Weight decay on every parameter, as published; false leaves out norms and biases."
-    )
+    weight_decay: NotNegative = _optimizer(0.0, also=("adam_weight_decay",), loop_default=1e-2)
+    "Weight decay of AdamW, as a share of the learning rate."
+    decay_norms_and_biases: bool = _optimizer(True)
+    "Weight decay on every parameter, as published; false leaves out norms and biases."
     adam_beta1: SmallShare = _optimizer(0.9, "Decay of AdamW's mean of gradients.")
     adam_beta2: SmallShare = _optimizer(0.999, "Decay of AdamW's mean of squared gradients.")
     adam_epsilon: NotNegative = _optimizer(1e-8, "Added to the root of AdamW's mean of squares.")
     max_grad_norm: float = _optimizer(-1.0, "Clip the gradient's global norm to this; 0 or less: no clipping.")
 
     device: str = _compute(DEFAULT_DEVICE, f"What to compute on: {DEVICE_HELP}.", kind="device")
-    dataloader_num_workers: int = _compute(
-        0,
-        "Processes that read and decode for each device; 0: the training process itself does.",
-        bounds=_NOT_NEGATIVE,
-        unit="processes",
-        also=("num_workers",),
-        loop_default=6,
-    )
+    dataloader_num_workers: Annotated[int, FROM_0, "processes"] = _compute(0, also=("num_workers",), loop_default=6)
+    "Processes that read and decode for each device; 0: the training process itself does."
     recompute: bool = _compute(False, "Keep fewer activations; compute them again going back: less memory, more time.")
     bf16: bool = _half(False, "Compute in bfloat16 what gains from it, where the device can (GPUs from Ampere on).")
     fp16: bool = _half(False, "The same in float16, with the loss scaled.")
-    fp16_opt_level: str = _half(
-        "O1",
-        "With --bf16 or --fp16: O1 keeps float32 weights, O2 half-precision ones and float32 masters.",
-        choices=("O1", "O2"),
-        needs=_MIXED,
-    )
-    scale_loss: Positive = _compute(
-        32768.0,
-        "With --fp16: factor on the loss to begin with; halved when a gradient overflows.",
-        needs=Needs("--fp16", lambda given: given.fp16),
-    )
-    amp_custom_white_list: list[str] | None = _compute(
-        None, "With --bf16 or --fp16: further operations of Paddle to compute in half precision.", needs=_MIXED
-    )
-    amp_custom_black_list: list[str] | None = _compute(
-        None, "With --bf16 or --fp16: further operations of Paddle to compute in float32.", needs=_MIXED
-    )
-    tf32: bool = _compute(
-        False, "GPUs: multiply float32 matrices with 10 bits of mantissa in place of 23, which is faster."
-    )
-    cudnn_search: bool = _compute(
-        False, "GPUs: try cuDNN's algorithms for each new shape and take the fastest; bits may differ."
-    )
-    fused_adamw: bool = _compute(
-        False, "Update all weights in a few kernel launches: the same formula, faster on GPUs."
-    )
-    to_static: bool = _compute(
-        False,
-        "Compile text encoder and UNet at every start, which takes seconds; then GPUs do not wait for Python at each "
-        "operation.",
-    )
-    sharding: str = _compute(
-        "",
-        "stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same results to "
-        "the bit; stage2: and the gradients of its share only, once it has gone back.",
-    )
-    check_ranks_every: UpdatesOr0 = _compute(
-        500, "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none."
-    )
-    data_timeout: Seconds = _compute(
-        600.0, "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."
-    )
-    rank_timeout: Seconds = _compute(
-        1800.0,
-        "Seconds that a rank may wait for the others, as while one saves, before the run ends with an error that names "
-        "who is late; 0: for ever.",
-    )
-    ddp_find_unused_parameters: bool | None = _compute(
-        None, "Several ranks: look for parameters without a gradient at each update (slower).", scripts=("trainer",)
-    )
+    fp16_opt_level: str = _half("O1", choices=("O1", "O2"), needs=_MIXED)
+    "With --bf16 or --fp16: O1 keeps float32 weights, O2 half-precision ones and float32 masters."
+    scale_loss: Positive = _compute(32768.0, needs=Needs("--fp16", lambda given: given.fp16))
+    "With --fp16: factor on the loss to begin with; halved when a gradient overflows."
+    amp_custom_white_list: list[str] | None = _compute(None, needs=_MIXED)
+    "With --bf16 or --fp16: further operations of Paddle to compute in half precision."
+    amp_custom_black_list: list[str] | None = _compute(None, needs=_MIXED)
+    "With --bf16 or --fp16: further operations of Paddle to compute in float32."
+    tf32: bool = _compute(False)
+    "GPUs: multiply float32 matrices with 10 bits of mantissa in place of 23, which is faster."
+    cudnn_search: bool = _compute(False)
+    "GPUs: try cuDNN's algorithms for each new shape and take the fastest; bits may differ."
+    fused_adamw: bool = _compute(False)
+    "Update all weights in a few kernel launches: the same formula, faster on GPUs."
+    to_static: bool = _compute(False)
+    """Compile text encoder and UNet at every start, which takes seconds; then GPUs do not wait for Python at each
+    operation."""
+    sharding: str = _compute("")
+    """stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same results to the
+    bit; stage2: and the gradients of its share only, once it has gone back."""
+    check_ranks_every: UpdatesOr0 = _compute(500)
+    "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none."
+    data_timeout: Seconds = _compute(600.0)
+    "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."
+    rank_timeout: Seconds = _compute(1800.0)
+    """Seconds that a rank may wait for the others, as while one saves, before the run ends with an error that names who
+    is late; 0: for ever."""
+    ddp_find_unused_parameters: bool | None = _compute(None, scripts=("trainer",))
+    "Several ranks: look for parameters without a gradient at each update (slower)."
     release_grads: bool = _compute(False, "Free the gradients' memory after each update.", scripts=("trainer",))
-    skip_memory_metrics: bool = _compute(
-        True, "PaddleNLP's own report on memory stays off; peak memory is in the metrics anyway.", scripts=("trainer",)
-    )
+    skip_memory_metrics: bool = _compute(True, scripts=("trainer",))
+    "PaddleNLP's own report on memory stays off; peak memory is in the metrics anyway."
     skip_profile_timer: bool = _compute(True, "PaddleNLP's own timers stay off.", scripts=("trainer",))
 
     logging_steps: Updates = _logging(500, "Updates between two lines of the metrics.", loop_default=50)
-    logging_dir: str | None = _logging(
-        None, "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder).", kind="path"
-    )
-    report_to: list[str] = _logging(
-        ("visualdl",), "Where curves and pictures go besides metrics.jsonl.", choices=REPORTERS, also=("writer_type",)
-    )
+    logging_dir: str | None = _logging(None, kind="path")
+    "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder)."
+    report_to: list[str] = _logging(("visualdl",), choices=REPORTERS, also=("writer_type",))
+    "Where curves and pictures go besides metrics.jsonl."
     disable_tqdm: bool = _logging(False, "Show no progress bar.")
     benchmark: bool = _logging(False, "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers.")
-    profiler_options: str | None = _logging(
-        None,
-        'Profile these updates and go on: "batch_range=[10,20];timer_only=False;profile_path=FOLDER", for '
-        "chrome://tracing.",
-    )
+    profiler_options: str | None = _logging(None)
+    """Profile these updates and go on: "batch_range=[10,20];timer_only=False;profile_path=FOLDER", for
+    chrome://tracing."""
 
-    validation_prompts: list[str] | None = _validation(
-        None,
-        "Prompts, or text files of them, one a line, drawn every --image_logging_steps updates (default: captions of "
-        "the current batch).",
-        needs=_PICTURES,
-    )
-    validation_guidance_scales: list[float] | None = _validation(
-        None, "Guidance scales of these pictures; 1 is none (default: 1 and the model's own).", needs=_PICTURES
-    )
-    validation_steps: int = _validation(
-        1000,
-        "Updates between two losses of --validation_file_list; 0 or less: never.",
-        unit="updates",
-        needs=Needs("--validation_file_list", lambda given: given.validation_file_list is not None),
-    )
+    validation_prompts: list[str] | None = _validation(None, needs=_PICTURES)
+    """Prompts, or text files of them, one a line, drawn every --image_logging_steps updates (default: captions of the
+    current batch)."""
+    validation_guidance_scales: list[float] | None = _validation(None, needs=_PICTURES)
+    "Guidance scales of these pictures; 1 is none (default: 1 and the model's own)."
+    validation_steps: Annotated[int, "updates"] = _validation(1000, needs=VALIDATION)
+    "Updates between two losses of --validation_file_list; 0 or less: never."
 
     # The expressions of settings that came from the environment, by key: what may be saved of them.
     written: dict[str, str] = field(default_factory=dict, repr=False, compare=False)

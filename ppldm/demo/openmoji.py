@@ -122,8 +122,7 @@ def demo_data(
 
 
 def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str) -> dict:
-    """Make the data in `out`, anew if it is unfinished, and return what goes into `demo.json`. Raises
-    EnvironmentProblem without the packages, OutputError."""
+    """Make the data in `out`; what `demo.json` holds. Raises EnvironmentProblem without the packages, OutputError."""
     from ..data.text.tokenizer import CaptionTokenizer, build_vocab, count_words
 
     catalog = read_catalog(language)
@@ -168,11 +167,10 @@ def _draw_and_convert(drawings: list["Drawing"], out: Path, name: str, size: int
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for drawing in progress(drawings, desc=f"draw {name}", unit="picture"):
-        image = render(drawing.svg.read_text(encoding="utf-8"), size)
-        image.save(folder / f"{drawing.svg.stem}.png", optimize=True)
-        (folder / f"{drawing.svg.stem}.txt").write_text(drawing.caption + "\n", encoding="utf-8")
-        meta = {"emoji": drawing.emoji, "license": _LICENSE, "author": "OpenMoji"}
-        (folder / f"{drawing.svg.stem}.json").write_text(dumps(meta, ensure_ascii=False) + "\n", encoding="utf-8")
+        place, meta = folder / drawing.svg.stem, {"emoji": drawing.emoji, "license": _LICENSE, "author": "OpenMoji"}
+        render(drawing.svg.read_text(encoding="utf-8"), size).save(f"{place}.png", optimize=True)
+        Path(f"{place}.txt").write_text(drawing.caption + "\n", encoding="utf-8")
+        Path(f"{place}.json").write_text(dumps(meta, ensure_ascii=False) + "\n", encoding="utf-8")
     convert_source(folder, out, name=name, num_workers=1)
 
 

@@ -23,7 +23,7 @@ from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
 from ..utils.jobs import Piece, take_fingerprint
 from ..utils.pictures import caption_font
-from ..utils.stages import Stage, as_flags, in_processes
+from ..utils.stages import Stage, command, drawing_stages, train_command
 from ..weights.folders import share_trained
 
 _RECORD = ".done/plan.json"
@@ -80,33 +80,26 @@ def _make_files(chosen: FirstTraining, out: Path) -> dict[str, str]:
 
 def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[str, str]) -> list[Stage]:
     """The stages; `inputs`: digests of the pictures and of the files in OUT, by name."""
-    found, ppldm = chosen.found, ("python", "-m", "ppldm")
-    source = out / _TABLE if _TABLE in inputs else found.folder.absolute()
-    convert = (*ppldm, "convert", str(source), *as_flags(out=out / "data", size=_KEPT_SIDES * chosen.resolution))
-    vocab = (*ppldm, "vocab", str(out / _FILELIST), *as_flags(out=out / "tokenizer"))
-    captions = list(found.captions.values())
+    source = out / _TABLE if _TABLE in inputs else chosen.found.folder.absolute()
+    convert = command("convert", source, out=out / "data", size=_KEPT_SIDES * chosen.resolution)
+    vocab = command("vocab", out / _FILELIST, out=out / "tokenizer")
+    captions = list(chosen.found.captions.values())
     vocab += ("--max-length", str(length_of(captions)), "--language", *languages_of(captions))
-    drawing = as_flags(model=out / "diffusion/pipeline", prompts=out / _PROMPTS, out=out / "pictures", num_samples=4)
-    curve = as_flags(out=out / "pictures/loss.png")
     pictures = tuple(inputs[name] for name in ("pictures", _TABLE) if name in inputs)
 
     def train(family: str, name: str, title: str, steps: int, told: str = "") -> Stage:
-        words = ("python", "-u", "-m", "ppldm", "train", "--config", str(out / f"{name}.yaml"))
-        ranks = min(processes, chosen.batch(family))
-        words += ("--per_device_train_batch_size", str(chosen.batch(family) // ranks))
-        done, digest = partial(share_trained, out / name, steps), inputs[f"{name}.yaml"]
-        command = in_processes(words, ranks, out / "log" / name)
-        return Stage(name, f"{title}, {steps} updates{told}", command, chosen.seconds(family), done, (digest,), steps)
+        ranks, recipe = min(processes, chosen.batch(family)), f"{name}.yaml"
+        flags = {"config": out / recipe, "per_device_train_batch_size": chosen.batch(family) // ranks}
+        words, done = train_command(ranks, out / "log" / name, **flags), partial(share_trained, out / name, steps)
+        what, digest = f"training the {title}, {steps} updates{told}", inputs[recipe]
+        return Stage(name, what, words, chosen.seconds(family), done, (digest,), steps)
 
     stages = [
-        Stage("data", "reading the pictures", convert, 2 + 0.05 * len(found.captions), inputs=pictures),
+        Stage("data", "reading the pictures", convert, 2 + 0.05 * len(captions), inputs=pictures),
         Stage("tokenizer", "learning the words of the captions", vocab, 2),
-        train("ldm", "diffusion", "training the text-to-image model", chosen.steps,
-              f", samples every {chosen.sample_every}"),
-        Stage("pictures", "drawing pictures of some captions", (*ppldm, "generate", *drawing), 20,
-              inputs=(inputs[_PROMPTS],)),
-        Stage("curve", "drawing the loss curve", (*ppldm, "plot-loss", str(out / "diffusion"), *curve), 2),
-    ]  # fmt: skip
+    ]
     if chosen.trains_autoencoder:
-        stages.insert(2, train("autoencoder", "autoencoder", "training the autoencoder", chosen.autoencoder_steps))
-    return stages
+        stages.append(train("autoencoder", "autoencoder", "autoencoder", chosen.autoencoder_steps))
+    told = f", samples every {chosen.sample_every}"
+    stages.append(train("ldm", "diffusion", "text-to-image model", chosen.steps, told))
+    return stages + drawing_stages(out, out / _PROMPTS, "drawing pictures of some captions", (inputs[_PROMPTS],))

@@ -15,7 +15,7 @@ from ..config.option import parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
-from ..utils.stages import Stage, as_flags, describe, in_processes, run_stages, seconds_per_update, tell
+from ..utils.stages import Stage, command, describe, drawing_stages, run_stages, seconds_per_update, tell, train_command
 from ..weights.folders import share_trained
 
 STEPS, AUTOENCODER_STEPS = 1200, 2000
@@ -125,36 +125,24 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
     """The stages data, autoencoder where it has steps, diffusion, pictures and curve, which resume by themselves."""
     if processes not in (1, 2, 4):
         raise ConfigError(f"--processes {processes}: the autoencoder's batch of 4 wants 1, 2 or 4")
-    ppldm = ("python", "-m", "ppldm")
-
     prompts = out / "data/prompts.txt"
 
     def train(name: str, title: str, updates: int, filelist: str, **flags) -> Stage:
         preset, loop, batch = _TRAININGS[name]
-        own = as_flags(output_dir=out / name, file_list=out / "data" / filelist, **flags)
-        own += as_flags(per_device_train_batch_size=batch // processes, max_steps=updates)
-        command = train_command(preset, loop, own, processes, out / "log" / name)
-        done = partial(share_trained, out / name, updates)
+        own = {"preset": preset, "loop": loop, "output_dir": out / name, "file_list": out / "data" / filelist, **flags}
+        own |= {"per_device_train_batch_size": batch // processes, "max_steps": updates}
+        words, done = train_command(processes, out / "log" / name, **own), partial(share_trained, out / name, updates)
         seconds = 20 + seconds_per_update(preset) * updates
-        return Stage(name, f"training the {title}, {updates} updates", command, seconds, done, (), updates)
+        return Stage(name, f"training the {title}, {updates} updates", words, seconds, done, (), updates)
 
-    data = (*ppldm, "demo-data", *as_flags(out=out / "data", subset="quickstart", size=48))
-    drawing = as_flags(model=out / "diffusion/pipeline", prompts=prompts, out=out / "pictures", num_samples=4)
-    curve = (*ppldm, "plot-loss", f"{out}/diffusion", *as_flags(out=out / "pictures/loss.png"))
+    data = command("demo-data", out=out / "data", subset="quickstart", size=48)
     stages, vae = [Stage("data", "drawing captioned pictures", data, 2)], {}
     if autoencoder_steps:  # without captions, it may see the pictures that the other model never does
         stages.append(train("autoencoder", "autoencoder", autoencoder_steps, "autoencoder.filelist.list"))
         vae = {"vae_name_or_path": out / "autoencoder/vae"}
     texts = {"tokenizer_name": out / "data/tokenizer", "validation_prompts": prompts}
     stages.append(train("diffusion", "text-to-image model", steps, "demo.filelist.list", **vae, **texts))
-    stages.append(Stage("pictures", "drawing pictures for the prompts", (*ppldm, "generate", *drawing), 20))
-    return [*stages, Stage("curve", "drawing the loss curve", curve, 2)]
-
-
-def train_command(preset: str, loop: str, flags: list[str], processes: int, log: Path) -> tuple[str, ...]:
-    """The command that trains, in one process or in several, whose logs lie in the folder `log`."""
-    train = ("python", "-u", "-m", "ppldm", "train", "--preset", preset, "--loop", loop, *flags)
-    return in_processes(train, processes, log)
+    return [*stages, *drawing_stages(out, prompts, "drawing pictures for the prompts")]
 
 
 def _positive(text: str) -> int:

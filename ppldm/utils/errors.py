@@ -136,8 +136,7 @@ def as_shown(text: str) -> str:
 
 @contextmanager
 def exit_on_error():
-    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C in the block into one line and an exit status. What
-    the block writes to stdout is escaped (`text`)."""
+    """Turn a `PpldmError`, a full disk, too little memory or Ctrl-C into a line and an exit status; escape stdout."""
     try:
         with redirect_stdout(EscapingStream(sys.stdout)):
             yield

@@ -35,8 +35,7 @@ STORE_SCHEMES = {
 
 
 def local_path(path) -> Path:
-    """The path that a flag names, `file:///folder` being /folder. Raises ConfigError for an address of another kind,
-    which `Path` would take for a folder of that name."""
+    """The path that a flag names, `file:///folder` being /folder. Raises ConfigError for an address of another kind."""
     found = _ADDRESS.match(str(path))
     if not found:
         return Path(path)
@@ -167,8 +166,7 @@ def finish_file(temporary, path) -> None:
 
 @contextmanager
 def atomic_dir(path):
-    """Yield a temporary folder that becomes `path` (replacing an older one), its files synced, when the block ends
-    without an error."""
+    """A temporary folder that becomes `path`, its files synced, in place of an older one, when the block ends well."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"))
@@ -329,8 +327,7 @@ def write_json(path, value) -> None:
 
 
 def read_json(path, optional: bool = False):
-    """The JSON in a file of ours; None where the file is missing or damaged, and where an `optional` one cannot be
-    read. Raises DataError for another that cannot."""
+    """The JSON in a file of ours; None: it is missing, damaged or, if `optional`, unreadable. Raises DataError."""
     try:
         return json.loads(as_path(path).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):

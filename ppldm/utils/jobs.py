@@ -73,8 +73,7 @@ def make_key(settings: Mapping, pieces: Iterable[Piece], record_path: Path) -> d
 
 
 def find_finished(record_path: Path, key: Mapping, is_whole: Callable[[dict], bool]) -> dict | None:
-    """The record of a unit that was made by the settings of `key` from the content of its input, and whose result
-    `is_whole`; None where it is to be made."""
+    """The record of a unit that was made by this key and whose result `is_whole`; None where it is to be made."""
     record = read_json(record_path) or {}
     earlier = record.get("key") or {}
     settings, content = as_json(key["settings"]), key["input"]["content"]
@@ -125,9 +124,8 @@ class JobFolder:
         return self.notes / f"{name}.json"
 
     def check(self, settings: Mapping, redo: bool = False, source: Mapping | None = None) -> list[str]:
-        """What differs from the plan, as words: settings, and the content of the input `source` (a fingerprint) where
-        all results depend on it. Raises ConfigError for a difference unless `redo`, OutputError for files without a
-        plan."""
+        """What differs from the plan, as words: settings, and the content of `source`, the fingerprint of an input on
+        which all depends. Raises ConfigError for a difference unless `redo`, OutputError for files without a plan."""
         plan = self.plan
         if plan is None:
             place = self.path / self.results
@@ -157,8 +155,7 @@ class JobFolder:
         source: Mapping | None = None,
         clear: Callable[[], None] = lambda: None,
     ) -> Iterator[None]:
-        """Hold the folder for this process, its plan written. `clear` is called before where `check` finds a
-        difference."""
+        """Hold the folder for this process, its plan written; `clear` is called first where `check` finds changes."""
         self.check(settings, redo, source)
         make_output_dir(self.path / self.results)
         make_output_dir(self.notes)

@@ -28,8 +28,7 @@ class _Handler(logging.StreamHandler):
 
 class _Formatter(logging.Formatter):
     def format(self, record) -> str:
-        lines = escape(super().format(record)).split("\n")
-        return "\n".join(shorten(line, _MAX_LINE_LENGTH) for line in lines)
+        return "\n".join(shorten(line, _MAX_LINE_LENGTH) for line in escape(super().format(record)).split("\n"))
 
 
 class _Lines:
@@ -66,8 +65,7 @@ def be_quiet() -> None:
 
 
 def progress(iterable=None, **kwargs) -> tqdm:
-    """A progress bar on stderr with rate and time left, for use in a `with`; a line every 30 s where stderr is not a
-    terminal."""
+    """A progress bar on stderr, for use in a `with`; a line every 30 s where stderr is not a terminal."""
     kwargs = {"disable": _quiet, **kwargs, "desc": one_line(kwargs.get("desc") or "", _MAX_NAME_LENGTH) or None}
     if sys.stderr.isatty():
         return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
@@ -102,8 +100,7 @@ def following(measure: Callable[[], tuple[float, float]], **kwargs) -> Iterator[
 
 
 def quiet_libraries() -> None:
-    """PaddleNLP's and ppdiffusers' loggers, both imported, from WARNING on: their lines about each saved file drown
-    ours. `PPLDM_DEBUG=1` leaves them as they are."""
+    """PaddleNLP and ppdiffusers, both imported, log from WARNING on: a line for each saved file would drown ours."""
     from paddlenlp.utils.log import logger as paddlenlp_logger
     from ppdiffusers.utils import logging as ppdiffusers_logging
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -47,8 +48,7 @@ def _cjk_font() -> str | None:
 
 
 def find_face(families: tuple[str, ...], files: Iterable[str]) -> str | None:
-    """Of font files the one of the first family (by the beginning of its name) that there is, upright and of ordinary
-    weight if possible; None where no family is there."""
+    """The file of the first family (by its beginning) that there is, if possible upright and of ordinary weight."""
     found = []
     for path in files:
         try:
@@ -65,11 +65,8 @@ def fit_text(text: str, font, width: int) -> str:
     """The text, cut and ended by an ellipsis where it is over `width` pixels wide."""
     if font.getlength(text) <= width:
         return text
-    fits, limit = 0, len(text)  # letters before the ellipsis
-    while fits < limit:
-        tried = (fits + limit + 1) // 2
-        fits, limit = (tried, limit) if font.getlength(text[:tried] + "…") <= width else (fits, tried - 1)
-    return text[:fits] + "…"
+    fitting = bisect_right(range(1, len(text) + 1), width, key=lambda count: font.getlength(text[:count] + "…"))
+    return text[:fitting] + "…"
 
 
 def wrap_text(text: str, font, width: int, max_lines: int) -> list[str]:
@@ -114,8 +111,7 @@ def as_png(image, texts: dict[str, str] | None = None) -> bytes:
 
 def bicubic_filter(old: int, new: int) -> np.ndarray:
     """float32 [new, old]: Pillow's bicubic filter along one axis, which is that of PyTorch with `antialias`."""
-    rows = Image.fromarray(np.eye(old, dtype=np.float32)).resize((old, new), Image.Resampling.BICUBIC)
-    return np.asarray(rows)
+    return np.asarray(Image.fromarray(np.eye(old, dtype=np.float32)).resize((old, new), Image.Resampling.BICUBIC))
 
 
 def prompt_grid(

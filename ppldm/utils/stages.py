@@ -64,12 +64,23 @@ def as_flags(**values) -> list[str]:
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 
-def in_processes(train: tuple[str, ...], processes: int, log: Path) -> tuple[str, ...]:
-    """A command that trains in one process, in so many."""
-    if processes == 1:
-        return train
+def command(*words, **flags) -> tuple[str, ...]:
+    return ("python", "-m", "ppldm", *map(str, words), *as_flags(**flags))
+
+
+def train_command(processes: int, log: Path, **flags) -> tuple[str, ...]:
+    """The command that trains, in one process or in several, whose logs lie in the folder `log`."""
     launch = ("-m", "ppldm.training.distributed.launch", "--nproc_per_node", str(processes), "--log_dir", str(log))
-    return ("python", "-u", *launch, *train)
+    train = ("python", "-u", "-m", "ppldm", "train", *as_flags(**flags))
+    return train if processes == 1 else ("python", "-u", *launch, *train)
+
+
+def drawing_stages(out: Path, prompts: Path, title: str, inputs: tuple[str, ...] = ()) -> list[Stage]:
+    """The last two: pictures of the prompts, in OUT/pictures, and the loss curve beside them."""
+    drawing = {"model": out / "diffusion/pipeline", "prompts": prompts, "out": out / "pictures", "num_samples": 4}
+    curve = command("plot-loss", out / "diffusion", out=out / "pictures/loss.png")
+    pictures = Stage("pictures", title, command("generate", **drawing), 20, inputs=inputs)
+    return [pictures, Stage("curve", "drawing the loss curve", curve, 2)]
 
 
 def describe(stages: list[Stage], folder: Path) -> str:
@@ -136,8 +147,7 @@ def seconds_per_update(preset: str) -> float:
 
 
 def slowness() -> float:
-    """How many times as long as on two usual cores that do nothing else the CPU of this machine takes now, beside what
-    else it does, by sums of whole numbers; 1 with another device."""
+    """How many times as long as two idle usual cores this machine's CPU takes now, by sums; 1 with another device."""
     if not installed_kind().is_cpu:
         return 1.0
     started, sums = time.perf_counter(), 0
@@ -179,11 +189,10 @@ def tell(text: str) -> None:
 
 
 def run_stage(stage: Stage, stdout=None) -> None:
-    """Run a stage's command in a session of its own, which ends with this process. stdout: a file for what it prints.
-    Ctrl-C, SIGTERM and SIGHUP end it by SIGTERM, so that it may save its state, a second one at once; then Interrupted
-    is raised. Raises PpldmError where it fails."""
+    """Run a stage's command, which ends with this process. stdout: a file for what it prints. Ctrl-C, SIGTERM, SIGHUP
+    end it by SIGTERM, so that it may save, a second one at once. Raises Interrupted then, PpldmError where it fails."""
     from .processes.signals import handled
-    from .processes.supervise import start_child, wait_for
+    from .processes.workers import start_child, wait_for
 
     asked: list[int] = []
     process = None
@@ -194,8 +203,7 @@ def run_stage(stage: Stage, stdout=None) -> None:
             _kill(process, signal.SIGTERM if len(asked) == 1 else signal.SIGKILL)
 
     with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on):
-        words = [sys.executable if word == "python" else word for word in stage.command]
-        process = start_child(words, stdout=stdout)
+        process = start_child([sys.executable if one == "python" else one for one in stage.command], stdout=stdout)
         if asked:
             _kill(process, signal.SIGTERM)
         status = wait_for(process)

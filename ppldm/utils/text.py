@@ -41,8 +41,7 @@ def one_line(text: str, max_length: int = 0) -> str:
 
 
 def shorten(text: str, max_length: int) -> str:
-    """A text of at most `max_length` characters, which are at least 8: a longer one loses its middle, so that both
-    what it is about and the remedy at its end stay."""
+    """At most `max_length` characters (8 or more): what is longer loses its middle, so that subject and remedy stay."""
     if len(text) <= max_length:
         return text
     tail = (max_length - len(_CUT)) // 3

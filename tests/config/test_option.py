@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from ppldm.config.data import DataOptions
 from ppldm.config.option import REQUIRED, Bounds, check_value, identity_of, option, options, parse_value
+from ppldm.config.training import TrainingOptions
 from ppldm.utils.errors import ConfigError
 
 
@@ -22,7 +24,28 @@ class Group:
     derived: int = 3
 
 
+@dataclass(kw_only=True)
+class Above:
+    wheels: int = option(3)
+    """Wheels of
+    the cart."""
+    size: int = option(4, "Size.")
+    "of no field"
+
+
+@dataclass(kw_only=True)
+class Below(Above):
+    size: int = option(5)
+    "Its own."
+
+
 KNOWN = options(Group)
+
+
+def test_a_help_may_stand_below_the_field():
+    assert [one.help for one in options(Above).values()] == ["Wheels of the cart.", "Size."]
+    assert [one.help for one in options(Below).values()] == ["Wheels of the cart.", "Its own."]
+    assert all(one.help for group in (DataOptions, TrainingOptions) for one in options(group).values())
 
 
 def test_an_option_knows_its_field():

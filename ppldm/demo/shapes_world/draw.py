@@ -40,8 +40,7 @@ def coverage(shape: str, centre, extent: float, window: tuple[int, int]) -> np.n
     of its box in the window, and `extent`, in pixels."""
     y, x = ((np.arange(side * _SAMPLES) + 0.5) / _SAMPLES for side in window)
     x, y = (x - centre[0]) / (extent / 2), (y - centre[1]) / (extent / 2)
-    inside = _INSIDE[shape](x[None], y[:, None])
-    return inside.reshape(window[0], _SAMPLES, window[1], _SAMPLES).mean((1, 3))
+    return _INSIDE[shape](x[None], y[:, None]).reshape(window[0], _SAMPLES, window[1], _SAMPLES).mean((1, 3))
 
 
 def place_objects(scene: Scene, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

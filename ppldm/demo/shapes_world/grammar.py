@@ -15,8 +15,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import yaml
 
 from ...utils.errors import DataError
 
@@ -34,7 +37,6 @@ SIZES = ("small", "large")
 POSITIONS = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1), "middle": (0, 0)}
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 MAX_OBJECTS = 3
-LANGUAGES = ("en", "zh")
 MIDDLE = 0.1  # an object nearer to the middle of the picture, along both axes, is in the middle
 
 PAIRS = tuple(product(COLOURS, SHAPES))
@@ -115,53 +117,9 @@ def lies(offset: np.ndarray, direction: tuple[int, int], margin: float = 0.0) ->
     return along > np.maximum(reach[..., 1 - axis], MIDDLE) + margin
 
 
-@dataclass(frozen=True)
-class _Language:
-    """The words of the grammar's names, by their kind, and how they are put together. `group`: the fields of a group;
-    `plural`: what is behind the shape's word from two objects on."""
-
-    counts: dict[int, str]
-    colours: dict[str, str]
-    shapes: dict[str, str]
-    sizes: dict[str, str]
-    positions: dict[str, str]
-    relations: dict[str, str]
-    group: str
-    position: str
-    relation: str
-    plural: str = ""
-
-
-def _same(*names: str) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-_ENGLISH = _Language(
-    counts={1: "a ", 2: "two ", 3: "three "},
-    colours={name: f"{name} " for name in ("red", "yellow", "green", "cyan", "blue", "purple")},
-    shapes=_same("circle", "square", "triangle", "cross"),
-    sizes={"small": "small ", "large": "large "},
-    positions={"left": "on the left", "right": "on the right", "top": "at the top", "bottom": "at the bottom",
-               "middle": "in the middle"},
-    relations=_same("left of", "right of", "above", "below"),
-    group="{count}{size}{colour}{shape}",
-    position="{group} {position}",
-    relation="{first} {relation} {second}",
-    plural="s",
-)  # fmt: skip
-_CHINESE = _Language(
-    counts={1: "一个", 2: "两个", 3: "三个"},
-    colours={"red": "红色的", "yellow": "黄色的", "green": "绿色的", "cyan": "青色的", "blue": "蓝色的",
-             "purple": "紫色的"},
-    shapes={"circle": "圆形", "square": "正方形", "triangle": "三角形", "cross": "十字形"},
-    sizes={"small": "小", "large": "大"},
-    positions={"left": "在左边", "right": "在右边", "top": "在上方", "bottom": "在下方", "middle": "在中间"},
-    relations={"left of": "左边", "right of": "右边", "above": "上方", "below": "下方"},
-    group="{count}{colour}{size}{shape}",
-    position="{group}{position}",
-    relation="{first}在{second}的{relation}",
-)  # fmt: skip
-_LANGUAGES = {"en": _ENGLISH, "zh": _CHINESE}
+_TABLES = yaml.safe_load(Path(__file__).with_name("languages.yaml").read_text(encoding="utf-8"))
+LANGUAGES = tuple(_TABLES)
+_LANGUAGES = {language: SimpleNamespace(**words) for language, words in _TABLES.items()}
 
 
 def make_caption(scene: Scene, language: str) -> str:
@@ -187,7 +145,7 @@ def parse_caption(caption: str) -> Scene:
     )
 
 
-def _describe(group: Group, words: _Language) -> str:
+def _describe(group: Group, words: SimpleNamespace) -> str:
     plural = (words.plural if not words.shapes[group.shape].endswith("s") else "es") if group.count > 1 else ""
     return words.group.format(
         count=words.counts[group.count],
@@ -197,7 +155,7 @@ def _describe(group: Group, words: _Language) -> str:
     )
 
 
-def _make_pattern(words: _Language) -> re.Pattern:
+def _make_pattern(words: SimpleNamespace) -> re.Pattern:
     def one_of(name: str, choices, optional: str = "") -> str:
         return f"(?P<{name}>{'|'.join(map(re.escape, choices))}){optional}"
 
@@ -214,7 +172,7 @@ def _make_pattern(words: _Language) -> re.Pattern:
     return re.compile(f"{group(1)}(?:{single}|{pair})?")
 
 
-def _read(found: re.Match, words: _Language) -> Scene:
+def _read(found: re.Match, words: SimpleNamespace) -> Scene:
     def name(field: str, known: dict):
         return next((key for key, word in known.items() if word == found[field]), None)
 
@@ -223,8 +181,7 @@ def _read(found: re.Match, words: _Language) -> Scene:
         return Group(**{field: name(f"{field}{number}", known) for field, known in fields.items()})
 
     relation = name("relation", words.relations)
-    groups = (group(1), group(2)) if relation else (group(1),)
-    return Scene(groups, relation, name("position", words.positions))
+    return Scene((group(1), group(2)) if relation else (group(1),), relation, name("position", words.positions))
 
 
 _PATTERNS = {language: _make_pattern(words) for language, words in _LANGUAGES.items()}

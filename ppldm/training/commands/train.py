@@ -395,7 +395,7 @@ def launch(given: argparse.Namespace, words: list[str], recipe: Recipe) -> None:
     command = launch_command(given, words, folder / LAUNCH_LOGS, all_variables())
     if given.max_restarts is None:
         os.execv(command[0], command)
-    from ...utils.processes.supervise import supervise
+    from ...utils.processes.workers import supervise
 
     environ = dict(all_variables())
     if not find_job(environ):  # by which --overwrite_output_dir starts anew once

@@ -32,8 +32,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # of glibc's malloc.h
 
 
 def prepare_cpu(threads: int | None = None) -> None:
-    """Set this process's thread variables and filters; call it before paddle is imported. Logs one line. `threads`: so
-    many and no other number, whatever the user has set."""
+    """Set this process's thread variables and filters, before paddle is imported. `threads`: whatever the user set."""
     if "paddlenlp" not in sys.modules and not any(isinstance(one, _LightPaddleNLP) for one in sys.meta_path):
         sys.meta_path.insert(0, _LightPaddleNLP())
     if not debugging():
@@ -57,9 +56,8 @@ def prepare_cpu(threads: int | None = None) -> None:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory of tensors that it frees for the next ones, where glibc manages it: then a
-    training step on a CPU takes a fifth less time, and the process some 20 % more memory. False where it cannot, or
-    where the machine has less than LEAST_MEMORY_BYTES."""
+    """Let this process keep freed memory for the next tensors, where glibc manages it: a training step on a CPU takes a
+    fifth less time, the process some 20 % more memory. False where it cannot, or has under LEAST_MEMORY_BYTES."""
     if (usable_memory_bytes() or 0) < LEAST_MEMORY_BYTES or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
@@ -67,9 +65,8 @@ def keep_freed_memory() -> bool:
 
 
 def load_paddle(threads: int | None = None) -> None:
-    """`prepare_cpu`, then `import paddle` without its complaint that OMP_NUM_THREADS is set; all else that it prints is
-    passed on. Nothing where it is there already, since preparing would come too late; but `threads` are set for all
-    that still asks."""
+    """`prepare_cpu`, then `import paddle` without its complaint that OMP_NUM_THREADS is set. Nothing where it is there
+    already, since preparing would come too late; but `threads` are set for all that still asks."""
     if "paddle" in sys.modules and threads is None:
         return
     prepare_cpu(threads)
@@ -121,9 +118,8 @@ _LIGHT = {"data", "generation", "layers", "ops", "quantization", "transformers",
 
 class _LightPaddleNLP(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """`import paddlenlp` of 3.0.0b4 imports all of its folders, and with them FastAPI, scikit-learn and `datasets`: 1.4
-    s of CPU time in every process. Here its models and tokenizers are imported first and by themselves (0.5 s). Whoever
-    asks for anything else, such as its Trainer, runs the `__init__` of the package, once: the rest imports only in the
-    order of it."""
+    s of CPU time in every process. Here its models and tokenizers come first, by themselves (0.5 s). Whoever asks for
+    anything else, such as its Trainer, runs the package's `__init__`, once: the rest imports only in its order."""
 
     def find_spec(self, name, path, target=None):
         package, _, rest = name.partition(".")

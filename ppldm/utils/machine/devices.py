@@ -33,8 +33,7 @@ class Kind:
     place: Paddle's name of it. visible: the variables that limit what a process sees, the strongest first. settings:
     variables that Paddle must find when it is loaded. collective: how ranks talk. package: what Paddle for it is called
     in `index`, a folder of Paddle's package index; `plugin`: it is installed beside paddlepaddle. version: of the
-    package, where it is not that of the lock. pythons: that it is built for. signs: files of its driver, where no
-    program shows its devices.
+    package, if not the lock's. pythons: that it is built for. signs: files of its driver, where no program shows them.
     """
 
     name: str
@@ -231,9 +230,8 @@ def check_precision(bf16: bool, fp16: bool, device: Device) -> None:
 
 def launch_arguments(kind: Kind, devices: str, environ: Mapping[str, str]) -> list[str]:
     """What Paddle's launcher is told to start one process on each of `devices`: numbers as the driver counts, with
-    commas between; "" for all that are visible. Where a variable limits these, they must be among them: the launcher
-    counts from 0 what a variable shows that it does not read itself. On a CPU the numbers only say how many processes.
-    Raises ConfigError."""
+    commas between; "" for all that are visible. They must be among those that a variable shows, which the launcher
+    counts from 0 where it does not read it. On a CPU they only say how many processes. Raises ConfigError."""
     words = [word.strip() for word in devices.split(",")] if devices else []
     if not all(re.fullmatch(r"\d+", word) for word in words) or len(set(words)) < len(words):
         raise ConfigError(f"--devices {devices} must be different whole numbers with commas between, as 0,1")
@@ -251,8 +249,7 @@ def launch_arguments(kind: Kind, devices: str, environ: Mapping[str, str]) -> li
 
 def collective_variables(kind: Kind) -> dict[str, str]:
     """What `init_parallel_env` must find to let ranks talk on devices of a kind that Paddle would not choose itself."""
-    own = {"PADDLE_XCCL_BACKEND": kind.name} if kind.plugin else {}
-    return {"PADDLE_DISTRI_BACKEND": kind.collective, **own}
+    return {"PADDLE_DISTRI_BACKEND": kind.collective} | ({"PADDLE_XCCL_BACKEND": kind.name} if kind.plugin else {})
 
 
 def installed_kind(packages: Sequence[str] | None = None) -> Kind:

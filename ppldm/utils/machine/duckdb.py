@@ -45,9 +45,8 @@ def parquet_sql(paths: Iterable[Path], options: str = "") -> str:
 @contextmanager
 def connect(memory_gb: float, spill: Path | None) -> Iterator:
     """A database in memory; what is over `memory_gb` goes to the folder `spill`, if any. Raises EnvironmentProblem."""
-    config = {"memory_limit": f"{memory_gb * 1000:.0f}MB", "threads": count_usable_cores()}
-    config["temp_directory"] = str(spill or "")
-    with load_duckdb().connect(":memory:", config=config) as connection:
+    limits = {"memory_limit": f"{memory_gb * 1000:.0f}MB", "threads": count_usable_cores()}
+    with load_duckdb().connect(":memory:", config={**limits, "temp_directory": str(spill or "")}) as connection:
         yield connection
 
 

@@ -3,6 +3,7 @@ broken one is reported by its name and remedy, and not by a traceback from deep 
 
 import platform
 import shlex
+import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,7 +63,6 @@ KNOWN_BAD = (
 BUILDS_OF_OTHERS = tuple(
     kind.package for kind in devices.KINDS.values() if kind.package != "paddlepaddle" and not kind.plugin
 )
-PLUGINS = tuple(kind.package for kind in devices.KINDS.values() if kind.plugin)  # beside paddlepaddle
 
 # In place of opencv-python, which needs libGL.so.1; docs/installation.md and docs/faq.md name it too.
 HEADLESS_OPENCV = "opencv-python-headless==4.11.0.86"
@@ -145,18 +145,16 @@ def check_libgomp() -> Row | None:
 
 def installed_versions() -> dict[str, str]:
     """Versions of the packages that matter here, by normalised name; those that are not installed are left out."""
-    return machine.versions_of((*PINS, *BUILDS_OF_OTHERS, *PLUGINS, *SHOWN))
+    return machine.versions_of((*PINS, *(kind.package for kind in devices.KINDS.values()), *SHOWN))
 
 
 def find_problems(versions: dict[str, str]) -> list[Row]:
     """Everything that keeps training from working on this machine, given the installed `versions`."""
-    machine_problems = [check_python(sys.version_info[:2]), check_libgomp()]
-    return [problem for problem in machine_problems if problem] + check(versions)
+    return [one for one in (check_python(sys.version_info[:2]), check_libgomp()) if one] + check(versions)
 
 
 def require_working_environment() -> None:
-    """Raise EnvironmentProblem, naming the first thing that is broken and its fix, before paddle is imported; in
-    milliseconds."""
+    """In milliseconds, without paddle. Raises EnvironmentProblem for the first thing that is broken, with its fix."""
     problems = find_problems(installed_versions())
     if problems:
         raise EnvironmentProblem(f"{problems[0]} (`ppldm env` shows everything)")
@@ -190,7 +188,7 @@ def machine_rows(versions: dict[str, str]) -> list[Row]:
         Row("platform", platform.platform()),
         Row("cores", str(machine.count_usable_cores())),
         Row("memory", f"{memory / 2**30:.1f} GiB" if memory else "unknown"),
-        shared_memory_row(machine.shared_memory_bytes()),
+        shared_memory_row(shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else None),
         gpu_row(gpus, "paddlepaddle-gpu" in versions),
         *accelerator_rows(devices.seen_kinds(), devices.installed_kind(list(versions))),
         java_row(machine.read_java_version(), "pyspark" in versions),
@@ -201,10 +199,8 @@ def machine_rows(versions: dict[str, str]) -> list[Row]:
 def shared_memory_row(size: int | None) -> Row:
     """/dev/shm of `size` bytes, None where there is none. Docker gives 64 MiB unless told otherwise."""
     value = "none" if size is None else f"{size / 2**30:.2f} GiB"
-    if size is not None and size >= 2**29:
-        return Row("/dev/shm", value)
-    reason = "several GPUs of one machine talk through it (NCCL)"
-    return Row("/dev/shm", value, "note", reason, "docker run --shm-size=2g ...")
+    note = ("note", "several GPUs of one machine talk through it (NCCL)", "docker run --shm-size=2g ...")
+    return Row("/dev/shm", value, *(note if (size or 0) < 2**29 else ()))
 
 
 def gpu_row(gpus: "list[Gpu]", has_gpu_build: bool) -> Row:
@@ -216,8 +212,7 @@ def gpu_row(gpus: "list[Gpu]", has_gpu_build: bool) -> Row:
     if has_gpu_build and not gpus:
         from .nvidia_smi import NO_GPU
 
-        note = f"{NO_GPU}; Paddle's GPU build will run on the CPU"
-        return Row("GPUs", "none", "note", note, "--device cpu")
+        return Row("GPUs", "none", "note", f"{NO_GPU}; Paddle's GPU build will run on the CPU", "--device cpu")
     return Row("GPUs", names or "none (training runs on the CPU)")
 
 

@@ -57,9 +57,8 @@ def parse_gpus(text: str) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Build:
-    """A build of paddlepaddle-gpu: its CUDA, the oldest driver that runs it (as Paddle states it; for 12.9 as 12.6, by
-    NVIDIA's compatibility of minor versions, for 13.0 by its release notes), and the lowest and highest compute
-    capability that this CUDA compiles for."""
+    """A build of paddlepaddle-gpu: its CUDA, the oldest driver that runs it (as Paddle says; of 12.9 as of 12.6, by
+    NVIDIA's rule for minor versions, of 13.0 by its release notes), lowest and highest compute capability."""
 
     cuda: str
     min_driver: str

@@ -19,7 +19,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def count_usable_cores() -> int:
     """Cores that this process may use: its affinity mask, cut to the quota of its control group. At least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    affinity = len(os.sched_getaffinity(0))
     quota = parse_cpu_quota(_read(_CGROUP / "cpu.max")) or parse_cpu_quota(
         f"{_read(_CGROUP / 'cpu/cpu.cfs_quota_us')} {_read(_CGROUP / 'cpu/cpu.cfs_period_us')}"
     )
@@ -27,8 +27,7 @@ def count_usable_cores() -> int:
 
 
 def parse_cpu_quota(text: str) -> float | None:
-    """Cores granted by "quota period" in microseconds (cgroup v2's cpu.max, or v1's two files joined); None where there
-    is no limit."""
+    """Cores granted by "quota period" in microseconds (cgroup v2's cpu.max, or v1's two files); None: no limit."""
     words = text.split()
     if len(words) != 2 or not words[0].isdigit() or not words[1].isdigit():
         return None
@@ -61,8 +60,7 @@ def _bytes_of(path: str, key: str) -> int | None:
 
 
 def read_cpu(key: str) -> str:
-    """What Linux says of the first processor: its vendor_id (`AuthenticAMD`), model name, or flags; empty where it does
-    not, as of one that is not x86."""
+    """What Linux says of the first processor: vendor_id (`AuthenticAMD`), model name, flags; else "", as not of x86."""
     return parse_value(_read("/proc/cpuinfo"), key)
 
 
@@ -82,15 +80,6 @@ def _read(path) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
-
-
-def shared_memory_bytes() -> int | None:
-    """Size of /dev/shm, through which the GPUs of one machine may talk (NCCL). None where there is none."""
-    try:
-        stat = os.statvfs("/dev/shm")
-    except OSError:
-        return None
-    return stat.f_frsize * stat.f_blocks
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:

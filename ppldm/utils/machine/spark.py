@@ -9,6 +9,7 @@ from functools import partial
 
 from ..errors import DataError, EnvironmentProblem, PpldmError
 from ..log import following
+from ..processes.signals import handled
 from ..variables import read, set_for_libraries
 from .resources import count_usable_cores, parse_java_major, read_java_version
 
@@ -18,11 +19,7 @@ _INSTALL_JAVA = (
     "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora, RHEL: dnf install java-17-openjdk-headless; "
     "conda: conda install openjdk=17; macOS: brew install openjdk@17"
 )
-_SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
-}
+_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
 # What decides results, and is therefore not left to a cluster's own settings.
 _RESULTS = {
     "spark.sql.session.timeZone": "UTC",
@@ -42,10 +39,9 @@ def is_submitted() -> bool:
 def check_java() -> None:
     """Raises EnvironmentProblem where there is no Java that Spark can use."""
     version = read_java_version()
-    if version is None:
-        raise EnvironmentProblem(f"Spark needs Java {MIN_JAVA} or newer, and there is none here. {_INSTALL_JAVA}")
-    if parse_java_major(version) < MIN_JAVA:
-        raise EnvironmentProblem(f"Spark needs Java {MIN_JAVA} or newer, and this is {version}. {_INSTALL_JAVA}")
+    if version is None or parse_java_major(version) < MIN_JAVA:
+        found = f"this is {version}" if version else "there is none here"
+        raise EnvironmentProblem(f"Spark needs Java {MIN_JAVA} or newer, and {found}. {_INSTALL_JAVA}")
 
 
 def escape_glob(address: str) -> str:
@@ -55,8 +51,7 @@ def escape_glob(address: str) -> str:
 
 @contextmanager
 def spark_session(master: str | None, memory_gb: float) -> Iterator:
-    """A session, ended with the block unless it was there before; what Spark raises inside is a DataError. Raises
-    EnvironmentProblem without pyspark or Java."""
+    """A session, ended with the block unless it was there before. Raises DataError, EnvironmentProblem without Java."""
     try:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -99,19 +94,14 @@ def spark_session_if(wanted: bool, master: str | None, memory_gb: float) -> Iter
 def _noting_ctrl_c() -> Iterator[list]:
     """A list that is empty until Ctrl-C: Spark's own handler of it cancels all jobs, and often ends in an error."""
     interrupted, handler = [], signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield interrupted
-        return
+    is_main = threading.current_thread() is threading.main_thread()
 
     def note(number, frame):
         interrupted.append(number)
         handler(number, frame)
 
-    signal.signal(signal.SIGINT, note)
-    try:
+    with handled([signal.SIGINT] if is_main and callable(handler) else [], note):
         yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
@@ -139,8 +129,8 @@ def following_tasks(spark, name: str, num_tasks: int, num_stages: int = 2) -> It
 
 
 def run_tasks(spark, name: str, asked: Sequence, act: Callable, is_lenient: bool = False) -> Iterator[tuple]:
-    """(each of `asked`, what `act` gives for it, in a task of its own). Raises the first error when all are done; a
-    lenient one gives it in place of the result."""
+    """(each of `asked`, what `act` makes of it in a task of its own). Raises the first error at the end; if lenient,
+    an error of ours is a result."""
     with following_tasks(spark, name, len(asked), num_stages=1):
         found = spark.sparkContext.parallelize(asked, len(asked)).map(partial(_attempt, act)).collect()
     for one in found:

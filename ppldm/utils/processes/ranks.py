@@ -130,9 +130,8 @@ def join(world: World, seconds: float = _LIMIT_SECONDS) -> None:
 
 
 def send_at_once(port: int) -> None:
-    """Let this process' connections to a port send small messages at once: Paddle's store sends a command, a key and a
-    value one after another, and TCP holds the second back until the first is acknowledged, 40 ms later. Nothing where
-    the system has no /proc."""
+    """Let this process' connections to a port send small messages at once, where there is a /proc: Paddle's store sends
+    command, key and value one by one, and TCP holds the second back until the first is acknowledged, 40 ms later."""
     with suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):  # the one that listed them
@@ -308,10 +307,9 @@ def waiting(world: World):
 
 
 def barrier(world: World) -> None:
-    """A barrier that waits as long as `watch_ranks` lets it; every rank must call it the same number of times. Paddle's
-    collectives on CPUs (gloo) fail after 30 seconds, and the main rank may save or wait for a lock for longer. So
-    counts go through the key-value store of rank 0, which is the last to leave. Paddle's communication must have been
-    started."""
+    """A barrier that waits as long as `watch_ranks` lets it; every rank must call it the same number of times, after
+    `join`. Paddle's collectives on CPUs (gloo) fail after 30 seconds, and the main rank may save or wait for a lock for
+    longer. So counts go through the key-value store of rank 0, which is the last to leave."""
     global _calls
     if world.size == 1:
         return

@@ -113,17 +113,9 @@ def end_with_parent(parent: int) -> None:
 def same_signal_stack():
     """This thread has the same stack for signals afterwards. A library that gives it a small one of its own lets
     Python's handlers, which run on it, end the process in a segmentation fault."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
     import ctypes
 
-    class Stack(ctypes.Structure):
-        """stack_t of sigaltstack(2), as Linux has it."""
-
-        _fields_ = (("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t))
-
-    libc, before = ctypes.CDLL(None), Stack()
+    libc, before = ctypes.CDLL(None), (ctypes.c_size_t * 3)()  # as large as stack_t of sigaltstack(2)
     libc.sigaltstack(None, ctypes.byref(before))
     try:
         yield

@@ -215,8 +215,7 @@ def _fetch(path: Path, temporary: Path) -> None:
 @contextmanager
 def _fetching(path: Path) -> Iterator[Path | None]:
     """The temporary file of `path`, under the lock of whoever fetches it; None where another has fetched it. The lock
-    is on a file of its own: whoever waited for one on the temporary file, which becomes `path`, would wait for all who
-    hold that."""
+    is on a file of its own: on the temporary file, which becomes `path`, one would wait for all who hold that."""
     temporary, mark = path.with_name(f".{path.name}{_UNFINISHED}"), _mark(path)
     while not path.exists():
         number = os.open(mark, os.O_RDWR | os.O_CREAT, 0o666)

@@ -166,13 +166,8 @@ def _filesystem(url: str):
     return _opened[key]
 
 
-def _forget_threads() -> None:
-    """fsspec's thread is not there in a forked process, and it does not see that."""
-    if asyn := sys.modules.get("fsspec.asyn"):
-        asyn.reset_lock()
-
-
-os.register_at_fork(after_in_child=_forget_threads)
+# fsspec's thread is not there in a forked process, and it does not see that.
+os.register_at_fork(after_in_child=lambda: "fsspec.asyn" in sys.modules and sys.modules["fsspec.asyn"].reset_lock())
 
 
 def _retried(url: str, verb: str, operation: Callable[[object, str], T]) -> T:

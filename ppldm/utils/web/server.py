@@ -32,8 +32,7 @@ _QUIET_SECONDS = 60  # after which a connection is closed on which nothing comes
 
 
 def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
-    """A Flask application that answers its own page alone, whose pictures are blobs. hosts: further names of this
-    machine. sentences: what HTTP's errors mean, by status. most_bytes: of a request."""
+    """A Flask application that answers its own page only. hosts: further names; sentences: what HTTP's errors mean."""
     from flask import Flask, g, jsonify, request
     from werkzeug.exceptions import HTTPException
 

@@ -16,7 +16,7 @@ from forking import state_of
 
 from ppldm.training.train import stop_on_signals
 from ppldm.utils.processes.signals import handle
-from ppldm.utils.processes.supervise import wait_for
+from ppldm.utils.processes.workers import wait_for
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

@@ -9,8 +9,8 @@ import time
 import pytest
 from running import running
 
-from ppldm.utils.processes import supervise
-from ppldm.utils.processes.supervise import LONGEST_WAIT_SECONDS, wait_before
+from ppldm.utils.processes import workers
+from ppldm.utils.processes.workers import LONGEST_WAIT_SECONDS, wait_before
 
 # Each start takes the next exit status of the file `plan`, which negative ones end by that signal, and counts itself.
 COMMAND = """
@@ -26,12 +26,12 @@ os.kill(os.getpid(), -status) if status < 0 else sys.exit(status)
 @pytest.fixture
 def supervised(tmp_path, monkeypatch):
     """supervised(statuses, most, progress) -> (exit status, number of starts)."""
-    monkeypatch.setattr(supervise, "FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(workers, "FIRST_WAIT_SECONDS", 0.01)
 
     def run(statuses, most, progress=lambda: 0):
         (tmp_path / "plan").write_text(" ".join(map(str, statuses)))
         command = [sys.executable, "-c", COMMAND, tmp_path / "plan", tmp_path / "starts"]
-        status = supervise.supervise(command, most, lambda: progress())
+        status = workers.supervise(command, most, lambda: progress())
         return status, len((tmp_path / "starts").read_text())
 
     return run
@@ -66,7 +66,7 @@ def test_waits_double_up_to_a_limit():
 
 SUPERVISE = """
 import sys
-from ppldm.utils.processes.supervise import supervise
+from ppldm.utils.processes.workers import supervise
 sys.exit(supervise([sys.executable, "-c", sys.argv[1], sys.argv[2]], 5, lambda: 0))
 """
 STOPPABLE = """
