@@ -188,7 +188,7 @@ class Conversion:
         return manifest
 
     def _make_tasks(self) -> list[PartTask]:
-        units, spans = find_units(self.source, self.layout == CONTROL_LAYOUT), {}
+        units = find_units(self.source, self.layout == CONTROL_LAYOUT)
         at_address = isinstance(self.source, AddressPath)
         if at_address:
             counted = part_task.count_on_spark(units, self.rows_per_part, self.master)
@@ -196,10 +196,8 @@ class Conversion:
             count = partial(_spans_of, rows=self.rows_per_part, caption_encoding=self.caption_encoding)
             counted = map_unordered(count, units, check_workers(self.num_workers))
         # Spark has a bar of its own.
-        with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=at_address) as bar:
-            for unit, found in counted:
-                spans[unit] = found
-                bar.update()
+        bar = progress(counted, total=len(units), desc="counting rows", unit="unit", delay=3, disable=at_address)
+        spans = dict(bar)
         cut = [(unit, span) for unit in units for span in spans[unit]]
         if not cut:
             raise DataError(f"{self.source} holds no rows; name another source")
