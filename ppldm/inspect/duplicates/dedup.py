@@ -31,8 +31,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from ...data.formats.layouts import DEFAULT_LAYOUT
-from ...data.images import decode_image
-from ...utils.errors import ConfigError, DataError, OutputError, RowError
+from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import atomic_write, local_path, lock_folder, make_output_dir, write_json
 from ...utils.log import progress
 from ...utils.machine.duckdb import connect, execute, load_duckdb, parquet_sql
@@ -41,7 +40,8 @@ from ...utils.machine.spark import escape_glob, is_submitted, spark_session
 from ...utils.pictures import pad_alike, prompt_grid, save_png
 from ...utils.processes.workers import check_workers
 from ...utils.text import print_report
-from ..parts import Indexed, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+from ..parts import Indexed, describe_bad_parts, index_parts, list_parts, over_rows
+from ..show import read_tile
 from . import stars
 from .hashes import NUM_CROPS, THUMBNAIL_SIDE, Hashed, hash_span, look_alike
 
@@ -164,7 +164,7 @@ def find_duplicates(indexed: Indexed, out: Path, rules: list[str], looked: Looke
     }
     unit = "hundredths of 1 - similarity" if looked.embeddings else "bits"  # of distances
     draw_histogram(out / "histogram.png", sizes, distances, unit)
-    draw_sheet(out / "sheet.png", hashed, labels, unit)
+    draw_sheet(out / "sheet.png", indexed, labels, unit)
     write_json(out / "report.json", report)
     return report
 
@@ -269,7 +269,7 @@ def draw_histogram(path: Path, sizes: Counter, distances: Counter, unit: str) ->
         figure.savefig(file, format="png", dpi=100)
 
 
-def draw_sheet(path: Path, hashed: list[Hashed], labels: stars.Labels, unit: str) -> None:
+def draw_sheet(path: Path, indexed: Indexed, labels: stars.Labels, unit: str) -> None:
     """Up to 12 clusters from the farthest copies to the nearest, each with its kept picture first; none: no file."""
     path.unlink(missing_ok=True)
     found = np.flatnonzero(labels.dropped)
@@ -285,22 +285,13 @@ def draw_sheet(path: Path, hashed: list[Hashed], labels: stars.Labels, unit: str
         copies = copies[np.argsort(-labels.distance[copies], kind="stable")][: _OF_EACH - 1]
         said = ", ".join("same file" if labels.same_file[row] else f"{labels.distance[row]}" for row in copies)
         captions.append(f"row {kept}: {labels.copies[kept]} pictures; {unit}: {said}")
-        small = [_read_small(hashed, int(row)) for row in (kept, *copies)]
-        # Padded to the size of a white square before them, so that all become of one size.
-        pictures.append(list(pad_alike([np.full((_SIDE, _SIDE, 3), 255, np.uint8), *small]))[1:])
+        # A white square before them, so that all become of one size; grey ones for pictures that are gone.
+        white, grey = (Image.new("RGB", (_SIDE, _SIDE), color) for color in ("white", "grey"))
+        small = [white, *(read_tile(indexed, int(row))[0] or grey for row in (kept, *copies))]
+        for picture in small:
+            picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        pictures.append(list(pad_alike([*map(np.asarray, small)]))[1:])
     save_png(path, prompt_grid(captions, pictures, side=_SIDE))
-
-
-def _read_small(hashed: list[Hashed], row: int) -> np.ndarray:
-    """A picture by its number through all rows, uint8, sides at most _SIDE; grey where it is gone."""
-    own = next(one for one in hashed if row < one.rows.stop)
-    try:
-        with closing(open_rows(own.span.part)) as part:
-            picture = decode_image(part.read(own.span.start + row - own.rows.start).image)
-    except RowError:
-        return np.full((_SIDE, _SIDE, 3), 128, np.uint8)
-    picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    return np.asarray(picture)
 
 
 @dataclass(frozen=True)
