@@ -30,7 +30,7 @@ from . import failures, shard
 from .failures import TEMPORARY
 from .fetch import FetchSettings
 from .part import PartDownload, find_columns, find_parts, find_removed, sample_urls
-from .resize import Resizer, blame
+from .resize import Resizer
 from .shard import ShardSettings, ShardTask
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")
@@ -206,8 +206,8 @@ def _run_here(num_processes: int, part: PartDownload, tasks: Iterator[ShardTask]
     seconds = part.settings.shard_seconds + part.settings.fetch.url_seconds + _KILL_GRACE_SECONDS
     with following(lambda: (counter.value, num_rows), desc=part.folder.name, unit="url"):
         for task, result in map_with_deadline(work, tasks, num_processes, seconds):
-            failed = isinstance(result, PpldmError)
-            yield task, result, blame(shard.journal_path(task.part_folder, task.number, ".decoding")) if failed else ()
+            has_ended = isinstance(result, DataError)  # its process, which may have been over a picture
+            yield task, result, shard.find_blamed(task, part.settings) if has_ended else ()
 
 
 def _add_one(counter) -> None:
