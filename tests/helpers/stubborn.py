@@ -5,8 +5,8 @@ import signal
 import time
 from dataclasses import dataclass
 
+from ppldm.prepare.convert.reencode import Resizer
 from ppldm.prepare.download import shard
-from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.download.shard import download_shard
 
 ENDS = {

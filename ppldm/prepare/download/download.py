@@ -25,12 +25,12 @@ from ...utils.machine.spark import DRIVER_MEMORY_GB, run_tasks, spark_session, s
 from ...utils.processes.workers import map_with_deadline
 from ...utils.text import print_report
 from ..block_list import BlockLists, read_block_list
+from ..convert.reencode import Resizer
 from ..place import AddressPath, is_address, is_remote, local_folder, path_of, put_files, reaching
 from . import failures, shard
 from .failures import TEMPORARY
 from .fetch import FetchSettings
 from .part import PartDownload, find_columns, find_parts, find_removed, sample_urls
-from .resize import Resizer
 from .shard import ShardSettings, ShardTask
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")

@@ -40,10 +40,10 @@ import pyarrow.parquet as pq
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, RowError
 from ...utils.files import RemotePath, fsync_dir, remove_path, write_json
 from ...utils.text import one_line
+from ..convert.reencode import Resizer
 from ..place import parquet_source
 from .failures import CLASSES_VERSION, TEMPORARY, Outcome, classify, find_network_fault, without_password
 from .fetch import Fetcher, FetchError, FetchSettings, require
-from .resize import Resizer
 
 _WRITERS = {"files": "Files", "webdataset": "WebDataset", "parquet": "Parquet"}  # img2dataset's names of them
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
