@@ -178,7 +178,7 @@ class Conversion:
 
         with self.job.claimed(self.settings, self.redo, clear=clear):
             records = self._make_parts(tasks)
-            _sweep(out, {name, earlier}, {task.path.name for task in tasks})
+            _sweep(out, {task.path.name for task in tasks})
             manifest = merge_records(records, [task.source for task in tasks], name, self.rows_per_part)
             refuse_bad_source(manifest, self.source)
             write_filelist(out / f"{name}.filelist", [part["path"] for part in manifest["parts"]])
@@ -302,13 +302,11 @@ def _spans_of(unit: Unit, rows: int, caption_encoding: str) -> list[Span]:
         return unit.spans(rows)
 
 
-def _sweep(out: Path, names: set[str], component_names: set[str]) -> None:
+def _sweep(out: Path | AddressPath, parts: set[str]) -> None:
     """Remove what a killed run left half written, and parts of an earlier, longer state of the same source."""
-    leftovers = [*out.glob(".manifest.json.*.tmp"), *(out / "parts").glob(".*.tmp"), *(out / ".convert").glob(".*.tmp")]
-    for name in names:
-        leftovers += out.glob(f".{name}.filelist*.tmp")
+    leftovers = [path for folder in (out, out / "parts", out / ".convert") for path in folder.glob(".*.tmp")]
     for part in sorted((out / "parts").glob("part-*.gz")):
-        if part.name not in component_names:
+        if part.name not in parts:
             get_logger().info("removing %s: the source has fewer rows than before", part)
             leftovers += [out / "manifest.json", out / ".convert" / f"{part.name}.json", *part_task.files_of(part)]
     for path in leftovers:

@@ -84,9 +84,7 @@ def make_captions(files: list[Path], query: str, table: Path) -> dict:
 def find_captions(connection, table: Path, keys: list[str]) -> dict[str, dict]:
     """The rows of the table that have these keys, null values left out. connection: of DuckDB."""
     question = f"SELECT * FROM {parquet_sql([table])} WHERE key IN (SELECT unnest(?))"
-    found = connection.execute(question, [keys])
-    names = [column[0] for column in found.description]
-    rows = (dict(zip(names, values, strict=True)) for values in found.fetchall())
+    rows = connection.execute(question, [keys]).to_arrow_table().to_pylist()
     return {row["key"]: {name: value for name, value in row.items() if value is not None} for row in rows}
 
 

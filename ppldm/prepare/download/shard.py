@@ -35,13 +35,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, RowError
 from ...utils.files import RemotePath, fsync_dir, remove_path, write_json
 from ...utils.text import one_line
 from ..convert.reencode import Resizer
-from ..place import parquet_source
+from ..metadata import open_parquet
 from .failures import CLASSES_VERSION, TEMPORARY, Outcome, classify, find_network_fault, without_password
 from .fetch import Fetcher, FetchError, FetchSettings, require
 
@@ -235,7 +234,7 @@ def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
 
 def read_columns(folder: Path | RemotePath, number: int, columns: Sequence[str]) -> pa.Table:
     """Those of the columns that the table of a shard has."""
-    return pq.ParquetFile(parquet_source(folder / f"{shard_name(number)}.parquet")).read(columns)
+    return open_parquet(folder / f"{shard_name(number)}.parquet").read(columns)
 
 
 def make_record(folder: Path | RemotePath, number: int) -> dict:
