@@ -327,17 +327,17 @@ class Journal:
             for place, body in self._scan():
                 self._end = place + len(body)
                 row, meta, _ = _split(body)
-                if meta is None:
-                    self.blamed.add(row)
-                else:
+                if meta:
                     self.rows[row] = place, len(body)
+                else:
+                    self.blamed.add(row)
             self._file.seek(self._end)
             left = _DECODING.match(self._file.read(_MAX_LEFT))
             self._file.truncate(self._end)
             if not self._end:
                 self._append(json.dumps(self.stamp).encode() + b"\n")
             if left and (has_ended or left[2]):
-                self._record(int(left[1]), None)
+                self._record(int(left[1]), {})
                 self.blamed.add(int(left[1]))
             yield
 
@@ -366,7 +366,7 @@ class Journal:
         place, length = self.rows[row]
         return _split(os.pread(self._file.fileno(), length, place))[1:]
 
-    def _record(self, row: int, meta: dict | None, image: bytes | None = None) -> tuple[int, int]:
+    def _record(self, row: int, meta: dict, image: bytes | None = None) -> tuple[int, int]:
         """(place, bytes) of the new record."""
         body = json.dumps([row, meta]).encode() + b"\n" + (image or b"")
         self._append(_HEADER.pack(len(body), zlib.crc32(body)) + body)
@@ -403,6 +403,6 @@ def find_blamed(task: ShardTask, settings: ShardSettings) -> list[str]:
         return file.read_all()["url"].take(pa.array(sorted(journal.blamed), pa.int64())).to_pylist()
 
 
-def _split(body: bytes) -> tuple[int, dict | None, bytes | None]:
+def _split(body: bytes) -> tuple[int, dict, bytes | None]:
     text, _, image = body.partition(b"\n")
     return *json.loads(text), image or None
