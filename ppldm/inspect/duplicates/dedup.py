@@ -52,6 +52,7 @@ GROUP_LIMIT = 200  # hashes of equal bands that all others are compared with
 MAX_BITS = 16  # of 64, beyond which strangers are alike
 _HASH_BITS = 64
 _COMPARISON_COST = 4  # of two hashes, in times of what it costs to put one into a table
+Engine = Callable[[str], pa.Table]  # answers a query over the table `nodes`
 
 
 def dedup(
@@ -294,16 +295,8 @@ def draw_sheet(path: Path, indexed: Indexed, labels: stars.Labels, unit: str) ->
     save_png(path, prompt_grid(captions, pictures, side=_SIDE))
 
 
-@dataclass(frozen=True)
-class Engine:
-    """`run` answers a query over the table `nodes`; `xor` names the operator between two SQL terms."""
-
-    run: Callable[[str], pa.Table]
-    xor: Callable[[str, str], str]
-
-
 def find_pairs(
-    engine: Engine, num_nodes: int, bits: int, mirrored: bool, crops: bool
+    run: Engine, num_nodes: int, bits: int, mirrored: bool, crops: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """(better, worse, bits from each other) of near nodes, each pair once, int32, int32 and int8; how many comparisons
     with groups were cut short. Of the engine's nodes the best has the lowest number."""
@@ -315,15 +308,15 @@ def find_pairs(
         for mask in masks:
             key = f"(hash & CAST('{mask}' AS BIGINT))"
             groups = f"SELECT {key}, count(*) AS n FROM ({ones}) AS o GROUP BY 1 HAVING count(*) > {GROUP_LIMIT}"
-            large = engine.run(f"SELECT coalesce(sum(n - {GROUP_LIMIT}), 0) AS n FROM ({groups}) AS g")["n"][0].as_py()
+            large = run(f"SELECT coalesce(sum(n - {GROUP_LIMIT}), 0) AS n FROM ({groups}) AS g")["n"][0].as_py()
             cut += int(large)
             few = ones
             if large:
                 place = f"row_number() OVER (PARTITION BY {key} ORDER BY node) AS n"
                 ranked = f"SELECT node, hash, {place} FROM ({ones}) AS o"
                 few = f"SELECT node, hash FROM ({ranked}) AS r WHERE n <= {GROUP_LIMIT}"
-            distance = f"bit_count({engine.xor('a.hash', 'b.hash')})"
-            table = engine.run(
+            distance = "bit_count(xor(a.hash, b.hash))"
+            table = run(
                 "SELECT least(a.node, b.node) AS better, greatest(a.node, b.node) AS worse, "
                 f"CAST(min({distance}) AS TINYINT) AS bits FROM ({others}) AS a JOIN ({few}) AS b "
                 f"ON {key.replace('hash', 'a.hash')} = {key.replace('hash', 'b.hash')} "
@@ -366,8 +359,7 @@ def duckdb_engine(nodes: Path, memory_gb: float) -> Iterator[Engine]:
     try:
         with connect(memory_gb, nodes.parent / "spill") as connection:
             execute(connection, f"CREATE TABLE nodes AS SELECT * FROM {parquet_sql([nodes])}")
-            run = lambda query: execute(connection, query, lambda done: done.to_arrow_table())  # noqa: E731
-            yield Engine(run, "xor({}, {})".format)
+            yield lambda query: execute(connection, query, lambda done: done.to_arrow_table())
     except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
         problem = " ".join(str(error).split())[:300]
         raise OutputError(f"DuckDB ran out of room ({problem}); give more by --memory-gb, or make room") from error
@@ -376,4 +368,5 @@ def duckdb_engine(nodes: Path, memory_gb: float) -> Iterator[Engine]:
 def spark_engine(spark, nodes: Path) -> Engine:
     """Over the parquet file `nodes`, in a folder that all executors see."""
     spark.read.parquet(escape_glob(f"file://{nodes.absolute()}")).createOrReplaceTempView("nodes")
-    return Engine(lambda query: spark.sql(query).toArrow(), "({} ^ {})".format)
+    spark.sql("CREATE OR REPLACE TEMPORARY FUNCTION xor(a BIGINT, b BIGINT) RETURNS BIGINT RETURN a ^ b")
+    return lambda query: spark.sql(query).toArrow()
