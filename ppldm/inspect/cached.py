@@ -55,15 +55,14 @@ def survey(parts: Iterable[PartName], num_workers: int, check_bytes: bool) -> di
         return {}
     kept: dict[str, dict] = {}
     errors = {}
-    with progress(total=len(found), desc="latents", unit="file", delay=1) as bar:
-        for file, (own, error) in map_unordered(partial(_measure, check_bytes=check_bytes), found, num_workers):
-            if error:
-                errors[str(file.path)] = error
-            elif own:
-                total = kept.setdefault(str(own["settings"]), own)
-                if total is not own:
-                    total.update({name: total[name] + own[name] for name in _COUNTED})
-            bar.update()
+    measured = map_unordered(partial(_measure, check_bytes=check_bytes), found, num_workers)
+    for file, (own, error) in progress(measured, total=len(found), desc="latents", unit="file", delay=1):
+        if error:
+            errors[str(file.path)] = error
+        elif own:
+            total = kept.setdefault(str(own["settings"]), own)
+            if total is not own:
+                total.update({name: total[name] + own[name] for name in _COUNTED})
     for total in kept.values():
         total["bad"] = dict(total["bad"].most_common())
         total["examples"] = [f"{path} row {row}" for path, row in sorted(total["damaged"])[:EXAMPLES_PER_REASON]]

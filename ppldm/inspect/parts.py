@@ -78,11 +78,8 @@ def list_parts(
 
 def index_parts(parts: list[PartName], num_workers: int, with_columns: bool = False) -> Indexed:
     """Count the rows of parts, building the indexes that are missing; `with_columns` those too that `--where` reads."""
-    found: dict[PartName, int | str] = {}
-    with progress(total=len(parts), desc="index", unit="part", delay=1) as bar:
-        for part, count in map_unordered(partial(_count, with_columns=with_columns), parts, num_workers):
-            found[part] = count
-            bar.update()
+    counted = map_unordered(partial(_count, with_columns=with_columns), parts, num_workers)
+    found: dict[PartName, int | str] = dict(progress(counted, total=len(parts), desc="index", unit="part", delay=1))
     rows = {part: count for part in parts if isinstance(count := found[part], int)}
     return Indexed(rows, {part: error for part in parts if isinstance(error := found[part], str)})
 

@@ -100,10 +100,9 @@ def repack_in_place(parts: list[PartName], num_workers: int) -> dict:
             raise ConfigError(f"{address_of(part.path)} is at an address; name --out DIR in place of --in-place")
     parts = [*{part.path.resolve(): part for part in parts}.values()]
     report = Counter(parts=len(parts), rewritten=0, bytes_before=0, bytes_after=0)
-    with progress(total=len(parts), desc="repack", unit="part") as bar:
-        for _, found in map_unordered(_repack_in_place, parts, num_workers):
-            report.update(found)
-            bar.update()
+    made = map_unordered(_repack_in_place, parts, num_workers)
+    for _, found in progress(made, total=len(parts), desc="repack", unit="part"):
+        report.update(found)
     return dict(report)
 
 
@@ -179,12 +178,9 @@ def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool 
             path.unlink(missing_ok=True)
 
     with JobFolder(out, ".repack", "repack", "parts").claimed(plan, redo, clear=clear):
-        records, skipped = {}, Counter()
-        with progress(total=len(tasks), desc="repack", unit="part") as bar:
-            for task, record in map_unordered(_Task.run, tasks, num_workers):
-                records[task] = record
-                skipped.update(record["skipped"])
-                bar.update()
+        made = map_unordered(_Task.run, tasks, num_workers)
+        records = dict(progress(made, total=len(tasks), desc="repack", unit="part"))
+        skipped = sum((Counter(record["skipped"]) for record in records.values()), Counter())
         # Those of an earlier, longer state of the same filelists.
         for path in sorted({*(out / "parts").glob("*.gz")} - {task.path for task in tasks}):
             get_logger().info("removing %s: the filelists have fewer parts than before", path)

@@ -6,12 +6,14 @@ from json import dumps
 from typing import Annotated
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from ..data.control import ControlPreview, make_filter
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.images import decode_image
 from ..utils.errors import ConfigError, DataError, RowError
 from ..utils.log import get_logger
+from ..utils.pictures import caption_font, fit_text, save_png, wrap_text
 from ..utils.processes.workers import check_workers
 from .parts import Indexed, check_output, index_parts, list_parts, locate, open_rows
 
@@ -37,8 +39,6 @@ def show(
     A bad row is shown by its reason; rows of which there are only cached latents by these, three channels of them as
     colours.
     """
-    from ..utils.pictures import save_png
-
     if n < 1 or side < 32:
         raise ConfigError(f"-n is {n} and --side {side}; they must be at least 1 and 32")
     if seed < 0:
@@ -111,8 +111,6 @@ def read_tile(indexed: Indexed, row: int, preview: ControlPreview | None = None)
 def draw_latents(latents: np.ndarray | None):
     """The first three channels of latents, [C, h, w], as red, green and blue of a PIL image: from the darkest to the
     brightest hundredth of each. Fewer channels are repeated. None of None."""
-    from PIL import Image
-
     if latents is None:
         return None
     channels = latents[np.minimum(np.arange(3), len(latents) - 1)]
@@ -123,10 +121,6 @@ def draw_latents(latents: np.ndarray | None):
 
 def draw_sheet(tiles: list, side: int):
     """The tiles, as `read_tile` gives them, in a sheet about as wide as it is high."""
-    from PIL import Image, ImageDraw
-
-    from ..utils.pictures import caption_font, fit_text, wrap_text
-
     height = side + (_CAPTION_LINES + 1) * _LINE_HEIGHT + _GAP
     columns = max(1, min(len(tiles), round((len(tiles) * height / (side + _GAP)) ** 0.5 * 1.2)))
     lines = -(-len(tiles) // columns)
@@ -150,10 +144,8 @@ def draw_sheet(tiles: list, side: int):
     return sheet
 
 
-def fit_image(image, side: int):
-    """A PIL image of at most `side` pixels: a larger one shrunk, a small one enlarged by a whole factor."""
-    from PIL import Image
-
+def fit_image(image: Image.Image, side: int) -> Image.Image:
+    """An image of at most `side` pixels: a larger one shrunk, a small one enlarged by a whole factor."""
     factor = side // max(image.size)
     if factor:
         return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)

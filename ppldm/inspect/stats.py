@@ -8,10 +8,13 @@ from ..config.data import DataOptions
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.row import describe_other_text
 from ..data.shapes import describe as describe_shapes
+from ..data.shapes import draw_chart
 from ..data.text.captions import CaptionRule, CoverageMeter
 from ..utils.errors import ConfigError
+from ..utils.pictures import save_png
 from ..utils.processes.workers import check_workers
 from ..utils.text import print_report
+from .buckets import preview_shapes, read_settings
 from .cached import describe_survey, survey
 from .measure import CONTROL, MEASURES, QUANTILES, TOKENS, draw_histograms, measure, quantiles
 from .parts import Indexed, check_output, describe_bad_parts, describe_not_rows, index_parts, list_parts
@@ -83,10 +86,6 @@ def stats(
 
 
 def _report_shapes(indexed: Indexed, shapes: DataOptions, sheet: str, chart: str) -> dict:
-    from ..data.shapes import draw_chart
-    from ..utils.pictures import save_png
-    from .buckets import preview_shapes
-
     report, draw = preview_shapes(indexed, shapes)
     if chart:
         draw_chart(Path(chart), report, report["skipped"])
@@ -101,8 +100,6 @@ def _read_shape_settings(buckets: str, words: list[str], html: str, pictures: li
         raise ConfigError("--settings, --sheet and --chart say nothing without --buckets; add --buckets ratios")
     if not buckets and not html:
         return None
-    from .buckets import read_settings
-
     return read_settings(buckets or "ratios", words)
 
 

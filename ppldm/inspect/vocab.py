@@ -14,7 +14,9 @@ from typing import Annotated
 from ..data.filelist import read_options
 from ..data.formats.layouts import DEFAULT_LAYOUT
 from ..data.formats.open import summarize
-from ..data.text.captions import VOCABULARY_SIZE, CaptionRule
+from ..data.text.captions import VOCABULARY_SIZE, CaptionRule, Coverage, CoverageMeter
+from ..data.text.tokenizer import MOST_WORDS, SPECIAL_TOKENS, CaptionTokenizer, count_words
+from ..data.text.vocabulary import LANGUAGES, learn_vocabulary
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
 from ..utils.jobs import find_finished, finish
@@ -44,9 +46,6 @@ def vocab(
     json: bool = False,  # print the numbers as JSON
 ):  # fmt: skip
     """Make a tokenizer from captions: English, Chinese, or both mixed."""
-    from ..data.text.tokenizer import SPECIAL_TOKENS
-    from ..data.text.vocabulary import LANGUAGES, learn_vocabulary
-
     languages = list(dict.fromkeys(language))
     if unknown := [name for name in languages if name not in LANGUAGES]:
         raise ConfigError(f"--language {unknown[0]} is not one of {', '.join(LANGUAGES)}")
@@ -89,10 +88,6 @@ def vocab(
 
 def make_vocabulary(out: str, indexed: Indexed, rule: CaptionRule, num_workers: int, settings: dict) -> dict:
     """Learn it from parts and write it; the report. settings: the flags by name. Raises DataError."""
-    from ..data.text.captions import Coverage, CoverageMeter
-    from ..data.text.tokenizer import MOST_WORDS, CaptionTokenizer, count_words
-    from ..data.text.vocabulary import learn_vocabulary
-
     counts, rows = Counter(), 0
     counting = partial(take_captions, rule=rule, take=count_words)
     for span, own in over_rows(counting, indexed, num_workers, "captions", settings["max_rows"]):

@@ -37,6 +37,7 @@ from ..utils.log import get_logger
 from ..utils.text import hide, hide_all, print_report
 from .convert.units import NOT_DOWNLOADED
 from .download.failures import merge_reports
+from .metadata import read_tables
 from .place import natural_key
 
 # Stage -> the module of its command, in the order in which they run.
@@ -322,7 +323,8 @@ def check_accounts(results: dict[str, StageResult], settings: PipelineConfig) ->
 def make_report(results: dict[str, StageResult], settings: PipelineConfig) -> dict:
     """The results, and what they say of a data set of `whole_rows` rows: rows out, bytes and seconds in proportion."""
     first = next(iter(results.values()))
-    whole_rows = settings.whole_rows or (first.rows_in if "filter" in results else _count_rows(settings.metadata))
+    given = list(map(str, settings.metadata))
+    whole_rows = settings.whole_rows or (first.rows_in if "filter" in results else read_tables(given).rows)
     rows_in, projected = whole_rows, {}
     for name, result in results.items():
         factor = rows_in / max(result.rows_in, 1)
@@ -362,13 +364,6 @@ def _state(paths: Iterable[Path], with_csv: bool) -> str:
     """That of files that a stage reads or writes: CSV files, or all others."""
     pieces = (piece for path in paths for piece in list_pieces(path))
     return take_state(piece for piece in pieces if piece.name.endswith(".csv") == with_csv)
-
-
-def _count_rows(paths: tuple[Path, ...]) -> int:
-    import pyarrow.parquet as pq
-
-    files = [file for path in paths for file in (path.glob("*.parquet") if path.is_dir() else [path])]
-    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def _line(name: str, stage: dict) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppldm.prepare.convert.reencode import Resizer
 from ppldm.prepare.download.fetch import FetchSettings
-from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.download.shard import ShardSettings
 
 SETTINGS = {

@@ -5,8 +5,8 @@ import signal
 import time
 from dataclasses import dataclass
 
-from ppldm.prepare.download import resize
-from ppldm.prepare.download.resize import Resizer
+from ppldm.prepare.convert.reencode import Resizer
+from ppldm.prepare.download import shard
 from ppldm.prepare.download.shard import download_shard
 
 ENDS = {
@@ -31,5 +31,5 @@ class StubbornResizer(Resizer):
 
 
 def download_stubborn_shard(task, settings, on_fetch=lambda: None):
-    resize._DECODE_SECONDS = 5.0
+    shard._DECODE_SECONDS = 5.0
     return download_shard(task, settings, on_fetch)

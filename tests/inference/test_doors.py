@@ -12,7 +12,7 @@ from ppldm.data.images import FORMATS, CropRule, decode_pixels
 from ppldm.evaluation.pictures import open_pictures
 from ppldm.inference.beginning import read_control, read_image, read_mask
 from ppldm.inference.serving.parameters import read_picture
-from ppldm.prepare.download.resize import Resizer
+from ppldm.prepare.convert.reencode import Resizer
 from ppldm.utils.errors import ConfigError, RowError
 
 SIDE = 32

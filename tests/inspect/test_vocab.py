@@ -46,7 +46,7 @@ def test_words_are_kept_only_where_they_are_all(captions, run, monkeypatch):
     run("vocab", "mixed.filelist", "--out", "tok", "--max-rows", "99", "--overwrite")
     assert load_tokenizer("tok", 12).seen is None
     for most in (len(tokenizer.seen), len(tokenizer.seen) - 1):
-        monkeypatch.setattr("ppldm.data.text.tokenizer.MOST_WORDS", most)
+        monkeypatch.setattr("ppldm.inspect.vocab.MOST_WORDS", most)
         run("vocab", "mixed.filelist", "--out", f"tok{most}")
         assert (captions / f"tok{most}/words.txt").is_file() is (most == len(tokenizer.seen))
 

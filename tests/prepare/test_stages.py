@@ -21,9 +21,9 @@ from ppldm.demo import openmoji
 from ppldm.inspect.repack import repack
 from ppldm.prepare.convert.annotate import annotate
 from ppldm.prepare.convert.convert import convert
+from ppldm.prepare.convert.reencode import Resizer
 from ppldm.prepare.download.download import download, download_parts
 from ppldm.prepare.download.part import PartDownload, find_columns, find_parts, find_removed
-from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.filter.filter import filter
 from ppldm.prepare.pipeline import pipeline
 from ppldm.utils.errors import ConfigError, OutputError

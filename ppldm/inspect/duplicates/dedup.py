@@ -31,8 +31,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from ...data.formats.layouts import DEFAULT_LAYOUT
-from ...data.images import decode_image
-from ...utils.errors import ConfigError, DataError, OutputError, RowError
+from ...utils.errors import ConfigError, DataError, OutputError
 from ...utils.files import atomic_write, local_path, lock_folder, make_output_dir, write_json
 from ...utils.log import progress
 from ...utils.machine.duckdb import connect, execute, load_duckdb, parquet_sql
@@ -41,7 +40,8 @@ from ...utils.machine.spark import escape_glob, is_submitted, spark_session
 from ...utils.pictures import pad_alike, prompt_grid, save_png
 from ...utils.processes.workers import check_workers
 from ...utils.text import print_report
-from ..parts import Indexed, describe_bad_parts, index_parts, list_parts, open_rows, over_rows
+from ..parts import Indexed, describe_bad_parts, index_parts, list_parts, over_rows
+from ..show import read_tile
 from . import stars
 from .hashes import NUM_CROPS, THUMBNAIL_SIDE, Hashed, hash_span, look_alike
 
@@ -52,6 +52,7 @@ GROUP_LIMIT = 200  # hashes of equal bands that all others are compared with
 MAX_BITS = 16  # of 64, beyond which strangers are alike
 _HASH_BITS = 64
 _COMPARISON_COST = 4  # of two hashes, in times of what it costs to put one into a table
+Engine = Callable[[str], pa.Table]  # answers a query over the table `nodes`
 
 
 def dedup(
@@ -164,7 +165,7 @@ def find_duplicates(indexed: Indexed, out: Path, rules: list[str], looked: Looke
     }
     unit = "hundredths of 1 - similarity" if looked.embeddings else "bits"  # of distances
     draw_histogram(out / "histogram.png", sizes, distances, unit)
-    draw_sheet(out / "sheet.png", hashed, labels, unit)
+    draw_sheet(out / "sheet.png", indexed, labels, unit)
     write_json(out / "report.json", report)
     return report
 
@@ -269,7 +270,7 @@ def draw_histogram(path: Path, sizes: Counter, distances: Counter, unit: str) ->
         figure.savefig(file, format="png", dpi=100)
 
 
-def draw_sheet(path: Path, hashed: list[Hashed], labels: stars.Labels, unit: str) -> None:
+def draw_sheet(path: Path, indexed: Indexed, labels: stars.Labels, unit: str) -> None:
     """Up to 12 clusters from the farthest copies to the nearest, each with its kept picture first; none: no file."""
     path.unlink(missing_ok=True)
     found = np.flatnonzero(labels.dropped)
@@ -285,34 +286,17 @@ def draw_sheet(path: Path, hashed: list[Hashed], labels: stars.Labels, unit: str
         copies = copies[np.argsort(-labels.distance[copies], kind="stable")][: _OF_EACH - 1]
         said = ", ".join("same file" if labels.same_file[row] else f"{labels.distance[row]}" for row in copies)
         captions.append(f"row {kept}: {labels.copies[kept]} pictures; {unit}: {said}")
-        small = [_read_small(hashed, int(row)) for row in (kept, *copies)]
-        # Padded to the size of a white square before them, so that all become of one size.
-        pictures.append(list(pad_alike([np.full((_SIDE, _SIDE, 3), 255, np.uint8), *small]))[1:])
+        # A white square before them, so that all become of one size; grey ones for pictures that are gone.
+        white, grey = (Image.new("RGB", (_SIDE, _SIDE), color) for color in ("white", "grey"))
+        small = [white, *(read_tile(indexed, int(row))[0] or grey for row in (kept, *copies))]
+        for picture in small:
+            picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        pictures.append(list(pad_alike([*map(np.asarray, small)]))[1:])
     save_png(path, prompt_grid(captions, pictures, side=_SIDE))
 
 
-def _read_small(hashed: list[Hashed], row: int) -> np.ndarray:
-    """A picture by its number through all rows, uint8, sides at most _SIDE; grey where it is gone."""
-    own = next(one for one in hashed if row < one.rows.stop)
-    try:
-        with closing(open_rows(own.span.part)) as part:
-            picture = decode_image(part.read(own.span.start + row - own.rows.start).image)
-    except RowError:
-        return np.full((_SIDE, _SIDE, 3), 128, np.uint8)
-    picture.thumbnail((_SIDE, _SIDE), Image.Resampling.LANCZOS)
-    return np.asarray(picture)
-
-
-@dataclass(frozen=True)
-class Engine:
-    """`run` answers a query over the table `nodes`; `xor` names the operator between two SQL terms."""
-
-    run: Callable[[str], pa.Table]
-    xor: Callable[[str, str], str]
-
-
 def find_pairs(
-    engine: Engine, num_nodes: int, bits: int, mirrored: bool, crops: bool
+    run: Engine, num_nodes: int, bits: int, mirrored: bool, crops: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
     """(better, worse, bits from each other) of near nodes, each pair once, int32, int32 and int8; how many comparisons
     with groups were cut short. Of the engine's nodes the best has the lowest number."""
@@ -324,15 +308,15 @@ def find_pairs(
         for mask in masks:
             key = f"(hash & CAST('{mask}' AS BIGINT))"
             groups = f"SELECT {key}, count(*) AS n FROM ({ones}) AS o GROUP BY 1 HAVING count(*) > {GROUP_LIMIT}"
-            large = engine.run(f"SELECT coalesce(sum(n - {GROUP_LIMIT}), 0) AS n FROM ({groups}) AS g")["n"][0].as_py()
+            large = run(f"SELECT coalesce(sum(n - {GROUP_LIMIT}), 0) AS n FROM ({groups}) AS g")["n"][0].as_py()
             cut += int(large)
             few = ones
             if large:
                 place = f"row_number() OVER (PARTITION BY {key} ORDER BY node) AS n"
                 ranked = f"SELECT node, hash, {place} FROM ({ones}) AS o"
                 few = f"SELECT node, hash FROM ({ranked}) AS r WHERE n <= {GROUP_LIMIT}"
-            distance = f"bit_count({engine.xor('a.hash', 'b.hash')})"
-            table = engine.run(
+            distance = "bit_count(xor(a.hash, b.hash))"
+            table = run(
                 "SELECT least(a.node, b.node) AS better, greatest(a.node, b.node) AS worse, "
                 f"CAST(min({distance}) AS TINYINT) AS bits FROM ({others}) AS a JOIN ({few}) AS b "
                 f"ON {key.replace('hash', 'a.hash')} = {key.replace('hash', 'b.hash')} "
@@ -375,8 +359,7 @@ def duckdb_engine(nodes: Path, memory_gb: float) -> Iterator[Engine]:
     try:
         with connect(memory_gb, nodes.parent / "spill") as connection:
             execute(connection, f"CREATE TABLE nodes AS SELECT * FROM {parquet_sql([nodes])}")
-            run = lambda query: execute(connection, query, lambda done: done.to_arrow_table())  # noqa: E731
-            yield Engine(run, "xor({}, {})".format)
+            yield lambda query: execute(connection, query, lambda done: done.to_arrow_table())
     except (duckdb.OutOfMemoryException, duckdb.IOException) as error:
         problem = " ".join(str(error).split())[:300]
         raise OutputError(f"DuckDB ran out of room ({problem}); give more by --memory-gb, or make room") from error
@@ -385,4 +368,5 @@ def duckdb_engine(nodes: Path, memory_gb: float) -> Iterator[Engine]:
 def spark_engine(spark, nodes: Path) -> Engine:
     """Over the parquet file `nodes`, in a folder that all executors see."""
     spark.read.parquet(escape_glob(f"file://{nodes.absolute()}")).createOrReplaceTempView("nodes")
-    return Engine(lambda query: spark.sql(query).toArrow(), "({} ^ {})".format)
+    spark.sql("CREATE OR REPLACE TEMPORARY FUNCTION xor(a BIGINT, b BIGINT) RETURNS BIGINT RETURN a ^ b")
+    return lambda query: spark.sql(query).toArrow()

@@ -178,7 +178,7 @@ class Conversion:
 
         with self.job.claimed(self.settings, self.redo, clear=clear):
             records = self._make_parts(tasks)
-            _sweep(out, {name, earlier}, {task.path.name for task in tasks})
+            _sweep(out, {task.path.name for task in tasks})
             manifest = merge_records(records, [task.source for task in tasks], name, self.rows_per_part)
             refuse_bad_source(manifest, self.source)
             write_filelist(out / f"{name}.filelist", [part["path"] for part in manifest["parts"]])
@@ -188,7 +188,7 @@ class Conversion:
         return manifest
 
     def _make_tasks(self) -> list[PartTask]:
-        units, spans = find_units(self.source, self.layout == CONTROL_LAYOUT), {}
+        units = find_units(self.source, self.layout == CONTROL_LAYOUT)
         at_address = isinstance(self.source, AddressPath)
         if at_address:
             counted = part_task.count_on_spark(units, self.rows_per_part, self.master)
@@ -196,10 +196,8 @@ class Conversion:
             count = partial(_spans_of, rows=self.rows_per_part, caption_encoding=self.caption_encoding)
             counted = map_unordered(count, units, check_workers(self.num_workers))
         # Spark has a bar of its own.
-        with progress(total=len(units), desc="counting rows", unit="unit", delay=3, disable=at_address) as bar:
-            for unit, found in counted:
-                spans[unit] = found
-                bar.update()
+        bar = progress(counted, total=len(units), desc="counting rows", unit="unit", delay=3, disable=at_address)
+        spans = dict(bar)
         cut = [(unit, span) for unit in units for span in spans[unit]]
         if not cut:
             raise DataError(f"{self.source} holds no rows; name another source")
@@ -304,13 +302,11 @@ def _spans_of(unit: Unit, rows: int, caption_encoding: str) -> list[Span]:
         return unit.spans(rows)
 
 
-def _sweep(out: Path, names: set[str], component_names: set[str]) -> None:
+def _sweep(out: Path | AddressPath, parts: set[str]) -> None:
     """Remove what a killed run left half written, and parts of an earlier, longer state of the same source."""
-    leftovers = [*out.glob(".manifest.json.*.tmp"), *(out / "parts").glob(".*.tmp"), *(out / ".convert").glob(".*.tmp")]
-    for name in names:
-        leftovers += out.glob(f".{name}.filelist*.tmp")
+    leftovers = [path for folder in (out, out / "parts", out / ".convert") for path in folder.glob(".*.tmp")]
     for part in sorted((out / "parts").glob("part-*.gz")):
-        if part.name not in component_names:
+        if part.name not in parts:
             get_logger().info("removing %s: the source has fewer rows than before", part)
             leftovers += [out / "manifest.json", out / ".convert" / f"{part.name}.json", *part_task.files_of(part)]
     for path in leftovers:

@@ -1,4 +1,4 @@
-"""What `ppldm convert` does to a picture: nothing, or a smaller or differently encoded file of the same picture."""
+"""What becomes of a picture that is kept: nothing, or a smaller or differently encoded file of the same picture."""
 
 import io
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from ...data.images import scale_to_cover, shows_otherwise
+from ...data.images import decode_pixels, image_size, scale_to_cover, shows_otherwise
 from ...utils.errors import ConfigError, RowError
 
 FILTERS = {"lanczos": Image.Resampling.LANCZOS, "bicubic": Image.Resampling.BICUBIC}
@@ -68,3 +68,41 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
     options = {} if name == "png" else {"quality": treatment.quality or _DEFAULT_QUALITY}
     picture.save(file, _FORMATS[name][0], **options)
     return file.getvalue(), *picture.size
+
+
+@dataclass(frozen=True)
+class Resizer:
+    """What `ppldm download` keeps of a picture: a JPEG that is small enough, to the byte; else what training decodes,
+    shrunk until the short side is `image_size`, never enlarged or padded, as JPEG (img2dataset's own resizer drops EXIF
+    rotation and turns 16-bit pictures white). It is decoded once, whole; what is too large is known from its header.
+
+    `image_size`: the largest short side in pixels as shown, 0 meaning no limit. The bounds are of the original:
+    `min_image_size` of the short side, `max_image_area` of width x height, `max_aspect_ratio` of long / short side."""
+
+    image_size: int = 512
+    encode_quality: int = 95
+    min_image_size: int = 0
+    max_image_area: float = float("inf")
+    max_aspect_ratio: float = float("inf")
+
+    def __post_init__(self):
+        if self.image_size < 0:
+            raise ConfigError(f"--image-size is {self.image_size}; it must be at least 1, or 0 for no limit")
+        if not 1 <= self.encode_quality <= 100:
+            raise ConfigError(f"--encode-quality is {self.encode_quality}; it must be 1 to 100")
+
+    def fit(self, image: bytes) -> tuple[bytes, int, int, int, int]:
+        """(encoded, width, height, original width, original height). Raises RowError."""
+        width, height = image_size(image)
+        if width:  # else its header cannot be read, which decoding says
+            if width * height > self.max_image_area:
+                raise RowError("too_large", f"image area too large ({width} x {height})")
+            if min(width, height) < self.min_image_size:
+                raise RowError("too_small", f"image too small ({width} x {height})")
+            if max(width, height) > self.max_aspect_ratio * min(width, height):
+                raise RowError("aspect", f"aspect ratio too large ({width} x {height})")
+        pixels = decode_pixels(image)
+        height, width, _ = pixels.shape
+        if image.startswith(_FORMATS["jpg"][1]) and (not self.image_size or min(width, height) <= self.image_size):
+            return image, width, height, width, height
+        return *treat(image, pixels, Treatment(self.image_size, self.encode_quality, "jpg")), width, height

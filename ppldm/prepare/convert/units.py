@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -255,47 +255,37 @@ class JsonLinesUnit(_TableUnit):
 
     def _places(self) -> Iterator[tuple[int, int]]:
         with open(self.path, "rb") as file:
-            stop = 0
-            for line in file:
-                start, stop = stop, stop + len(line)
-                if line.strip():
-                    yield start, stop
+            yield from ((start, start + len(line)) for start, line in self._lines(file, 0))
 
     def _records(self, file, span: Span) -> Iterator[tuple[str, dict | RowError]]:
-        file.seek(span.start)
-        offset = span.start
-        while offset < span.stop:
-            line = file.readline()
+        for offset, line in islice(self._lines(file, span.start), span.rows):
+            yield f"byte {offset}", or_error(decode_meta, line, f"the line at byte {offset}")
+
+    def _lines(self, file, offset: int) -> Iterator[tuple[int, bytes]]:
+        """(offset, line) of the lines from there on that are not blank."""
+        file.seek(offset)
+        for line in file:
             if line.strip():
-                yield f"byte {offset}", or_error(decode_meta, line, f"the line at byte {offset}")
+                yield offset, line
             offset += len(line)
 
 
 def pack(cut: Sequence[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[Unit, Span]]:
     """Units and their spans, those of folders below `root` joined to `rows` rows each where they follow each other."""
     packed: list[tuple[Unit, Span]] = []
-    pieces: list[tuple[str, Span]] = []
-
-    def flush() -> None:
-        if pieces:
-            unit = PackedUnit(root, cut[0][0].has_control, tuple(pieces))
-            packed.extend((unit, span) for span in unit.spans(rows))
-            pieces.clear()
-
-    for unit, span in cut:
-        if not isinstance(unit, FolderUnit):
-            flush()
-            packed.append((unit, span))
-            continue
-        start = span.start
-        while start < span.stop:
-            room = rows - sum(piece.rows for _, piece in pieces)
-            stop = min(span.stop, start + room)
-            pieces.append((unit.path.relative_to(root).as_posix(), Span(start, stop, stop - start)))
-            start = stop
-            if room == pieces[-1][1].rows:
-                flush()
-    flush()
+    for are_folders, own in groupby(cut, key=lambda one: isinstance(one[0], FolderUnit)):
+        filled: list[list[tuple[str, Span]]] = []  # pieces of each unit
+        room = 0  # rows that the last one lacks
+        for unit, span in own if are_folders else ():
+            start = span.start
+            while start < span.stop:
+                if not room:
+                    filled, room = [*filled, []], rows
+                stop = min(span.stop, start + room)
+                filled[-1].append((unit.path.relative_to(root).as_posix(), Span(start, stop, stop - start)))
+                start, room = stop, room - (stop - start)
+        units = [PackedUnit(root, cut[0][0].has_control, tuple(pieces)) for pieces in filled]
+        packed += [(unit, span) for unit in units for span in unit.spans(rows)] if are_folders else own
     return packed
 
 

@@ -18,7 +18,6 @@ import zipfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
 from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 
@@ -27,16 +26,19 @@ import numpy as np
 from ...data.formats.csv_table import IMAGE_COLUMNS as NAMING_COLUMNS
 from ...data.formats.mds import MdsLayout, open_samples
 from ...data.formats.parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
+from ...data.formats.row import Row
 from ...data.formats.sample_files import IMAGE_SUFFIXES, decode_meta
 from ...utils.checksums import hash_file
 from ...utils.errors import DataError, RowError
 from ...utils.files import atomic_write, finish_file, link_or_copy, make_output_dir, remove_path
 from ...utils.machine.duckdb import connect, escape_glob, execute, load_duckdb, parquet_sql, quote_text
 from ...utils.machine.resources import usable_memory_bytes
+from ..convert.units import or_error
 
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz")
 _LOOK_UP_ROWS = 256
 _IMAGE_COLUMNS = (*IMAGE_COLUMNS, *NAMING_COLUMNS, "file_name")
+Samples = Generator[tuple[str, Row | RowError], None, None]  # (key, row), or why it cannot be used
 _STARTS = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"RIFF": "webp"}
 
 
@@ -82,9 +84,7 @@ def make_captions(files: list[Path], query: str, table: Path) -> dict:
 def find_captions(connection, table: Path, keys: list[str]) -> dict[str, dict]:
     """The rows of the table that have these keys, null values left out. connection: of DuckDB."""
     question = f"SELECT * FROM {parquet_sql([table])} WHERE key IN (SELECT unnest(?))"
-    found = connection.execute(question, [keys])
-    names = [column[0] for column in found.description]
-    rows = (dict(zip(names, values, strict=True)) for values in found.fetchall())
+    rows = connection.execute(question, [keys]).to_arrow_table().to_pylist()
     return {row["key"]: {name: value for name, value in row.items() if value is not None} for row in rows}
 
 
@@ -120,41 +120,28 @@ def _unpack_lists(file: Path) -> None:
                 out.writelines(json.dumps({"place": place, **value}) + "\n" for place, value in enumerate(values))
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One row of a file. reason: why it cannot be used; "" where it can."""
-
-    key: str
-    image: bytes
-    caption: str
-    meta: dict = field(default_factory=dict)
-    reason: str = ""
-
-
 def extract(file: Path, tar: Path, captions: Path | None, columns: dict, most_rows: int = 0) -> dict:
     """Write the tar of a file; its account. captions: their table, for an archive. columns: `image` and `caption` of a
     table or a tar of samples. most_rows: 0 for all. Raises DataError."""
     make_output_dir(tar.parent)
     rows_in, skipped, seen = 0, Counter(), Counter()
-    if captions:
-        read = _read_archive(file, captions)
-    else:
-        read = (_read_mds if file.suffix == ".mds" else _read_columns)(file, columns)
+    reader = _read_archive if captions else _read_mds if file.suffix == ".mds" else _read_columns
+    read = reader(file, captions or columns)
     with atomic_write(tar) as out, tarfile.open(fileobj=out, mode="w") as archive, closing(read):
-        for sample in islice(read, most_rows or None):
+        for key, row in islice(read, most_rows or None):
             rows_in += 1
-            suffix = next((name for start, name in _STARTS.items() if sample.image.startswith(start)), "")
-            reason = sample.reason or ("" if suffix else "no_image") or ("" if sample.caption else "no_caption")
-            if reason:
-                skipped[reason] += 1
+            image = b"" if isinstance(row, RowError) else row.image
+            suffix = next((name for start, name in _STARTS.items() if image.startswith(start)), "")
+            if not (suffix and row.caption):
+                skipped[row.reason if isinstance(row, RowError) else "no_caption" if suffix else "no_image"] += 1
                 continue
-            key = sample.key.replace(".", "_").replace("/", "_")
+            key = key.replace(".", "_").replace("/", "_")
             seen[key] += 1
             key += f"_{seen[key]}" if seen[key] > 1 else ""
-            _add(archive, f"{key}.{suffix}", sample.image)
-            _add(archive, f"{key}.txt", sample.caption.encode("utf-8", "replace"))
-            if sample.meta:
-                _add(archive, f"{key}.json", json.dumps(sample.meta, default=str).encode())
+            _add(archive, f"{key}.{suffix}", image)
+            _add(archive, f"{key}.txt", row.caption.encode("utf-8", "replace"))
+            if row.meta:
+                _add(archive, f"{key}.json", json.dumps(row.meta, default=str).encode())
     rows_out = rows_in - skipped.total()
     if not rows_out:
         tar.unlink()
@@ -172,7 +159,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(info, io.BytesIO(content))
 
 
-def _read_archive(path: Path, table: Path) -> Generator[Sample, None, None]:
+def _read_archive(path: Path, table: Path) -> Samples:
     """Pictures with the captions of their names."""
     import duckdb
 
@@ -181,9 +168,10 @@ def _read_archive(path: Path, table: Path) -> Generator[Sample, None, None]:
         while batch := list(islice(pictures, _LOOK_UP_ROWS)):
             found = find_captions(connection, table, [key for key, _ in batch])
             for key, image in batch:
-                row = found.get(key, {})
-                meta = {name: value for name, value in row.items() if name not in ("key", "caption", "reason")}
-                yield Sample(key, image, row.get("caption", ""), meta, row.get("reason", ""))
+                meta = {"caption": "", "reason": ""} | found.get(key, {})
+                meta.pop("key", None)
+                caption, reason = meta.pop("caption"), meta.pop("reason")
+                yield key, RowError(reason, key) if reason else Row(caption, image, meta)
 
 
 def _read_pictures(path: Path) -> Iterator[tuple[str, bytes]]:
@@ -194,7 +182,7 @@ def _read_pictures(path: Path) -> Iterator[tuple[str, bytes]]:
                 yield place.stem, member.read()
 
 
-def _read_columns(path: Path, columns: dict) -> Generator[Sample, None, None]:
+def _read_columns(path: Path, columns: dict) -> Samples:
     """Rows of a table or a tar of samples by the names of their columns."""
     image, caption = columns.get("image", ""), columns.get("caption", "")
     for number, record in enumerate(_read_tar(path) if path.suffix == ".tar" else _read_table(path)):
@@ -212,7 +200,7 @@ def _read_columns(path: Path, columns: dict) -> Generator[Sample, None, None]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         meta = {name: value for name, value in record.items() if isinstance(value, str | int | float)}
         key = str(record.get("__key__") or f"{path.stem}-{number:09}")
-        yield Sample(key, picture or b"", " ".join(text.split()) if isinstance(text, str) else "", meta)
+        yield key, Row(" ".join(text.split()) if isinstance(text, str) else "", picture or b"", meta)
 
 
 def _read_beside(table: Path, name: str) -> bytes:
@@ -254,14 +242,10 @@ def _read_tar(path: Path) -> Iterator[dict]:
         yield record
 
 
-def _read_mds(path: Path, columns: dict) -> Generator[Sample, None, None]:
+def _read_mds(path: Path, columns: dict) -> Samples:
     layout = MdsLayout(path, image=columns.get("image", ""), caption=columns.get("caption", ""))
     with open_samples(path) as file:
         file.seek(int(layout.starts[0]))
         for number, length in enumerate(np.diff(layout.starts).tolist()):
-            key = f"{path.stem}-{number:09}"
-            try:
-                row = layout.decode(file.read(length), f"{path} row {number}")
-                yield Sample(key, row.image, row.caption, row.meta)
-            except RowError as error:
-                yield Sample(key, b"", "", reason=error.reason)
+            row = or_error(layout.decode, file.read(length), f"{path} row {number}")
+            yield f"{path.stem}-{number:09}", row

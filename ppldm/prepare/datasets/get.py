@@ -170,11 +170,8 @@ def map_files(tasks: list[FileTask], num_workers: int, master: str) -> list[dict
 
         with spark_session(master, DRIVER_MEMORY_GB) as spark:
             return [account for _, account in run_tasks(spark, "fetch", tasks, get_file)]
-    done = {}
-    with progress(total=len(tasks), desc="files", unit="file") as bar:
-        for task, account in map_unordered(get_file, tasks, check_workers(num_workers)):
-            done[task.file.name] = account
-            bar.update()
+    made = map_unordered(get_file, tasks, check_workers(num_workers))
+    done = {task.file.name: one for task, one in progress(made, total=len(tasks), desc="files", unit="file")}
     return [done[task.file.name] for task in tasks]
 
 

@@ -25,12 +25,12 @@ from ...utils.machine.spark import DRIVER_MEMORY_GB, run_tasks, spark_session, s
 from ...utils.processes.workers import map_with_deadline
 from ...utils.text import print_report
 from ..block_list import BlockLists, read_block_list
+from ..convert.reencode import Resizer
 from ..place import AddressPath, is_address, is_remote, local_folder, path_of, put_files, reaching
 from . import failures, shard
 from .failures import TEMPORARY
 from .fetch import FetchSettings
 from .part import PartDownload, find_columns, find_parts, find_removed, sample_urls
-from .resize import Resizer, blame
 from .shard import ShardSettings, ShardTask
 
 DISTRIBUTORS = ("multiprocessing", "pyspark")
@@ -206,8 +206,8 @@ def _run_here(num_processes: int, part: PartDownload, tasks: Iterator[ShardTask]
     seconds = part.settings.shard_seconds + part.settings.fetch.url_seconds + _KILL_GRACE_SECONDS
     with following(lambda: (counter.value, num_rows), desc=part.folder.name, unit="url"):
         for task, result in map_with_deadline(work, tasks, num_processes, seconds):
-            failed = isinstance(result, PpldmError)
-            yield task, result, blame(shard.journal_path(task.part_folder, task.number, ".decoding")) if failed else ()
+            has_ended = isinstance(result, DataError)  # its process, which may have been over a picture
+            yield task, result, shard.find_blamed(task, part.settings) if has_ended else ()
 
 
 def _add_one(counter) -> None:

@@ -25,11 +25,11 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import RemotePath, make_output_dir, read_json, remove_path, write_json
 from ...utils.jobs import JobFolder
 from ...utils.log import get_logger
+from ..convert.reencode import Resizer
 from ..metadata import Columns, Table, open_parquet, read_footer
 from ..place import fingerprint_of, natural_key
 from . import shard
 from .failures import CLASSES_VERSION, classify
-from .resize import Resizer
 from .shard import ShardSettings, ShardTask
 
 # Kept beside url and caption where the metadata has them.

@@ -15,11 +15,13 @@ is, the shard is finished. What a killed run had fetched is in a journal, and is
 from __future__ import annotations
 
 import errno
+import faulthandler
 import hashlib
 import io
 import json
 import math
 import os
+import re
 import shutil
 import struct
 import sys
@@ -27,27 +29,27 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...utils.errors import ConfigError, EnvironmentProblem, OutputError, RowError
 from ...utils.files import RemotePath, fsync_dir, remove_path, write_json
 from ...utils.text import one_line
-from ..place import parquet_source
+from ..convert.reencode import Resizer
+from ..metadata import open_parquet
 from .failures import CLASSES_VERSION, TEMPORARY, Outcome, classify, find_network_fault, without_password
 from .fetch import Fetcher, FetchError, FetchSettings, require
-from .resize import Resizer, watching
 
 _WRITERS = {"files": "Files", "webdataset": "WebDataset", "parquet": "Parquet"}  # img2dataset's names of them
 OOM_SHARD_COUNT = 5  # digits of a shard's number in names and keys, as img2dataset has it
 _MAX_EXAMPLE_LENGTH = 200  # characters of a message, and of a URL
 _HEADER = struct.Struct("<II")  # length and CRC-32 of what follows
+_DECODE_SECONDS = 120.0  # of a picture, after which its process is ended
+_DECODING, _MAX_LEFT = re.compile(rb"decoding (\d+)\n(.*)", re.DOTALL), 1024  # bytes that are looked at
 RETRY_COLUMNS = ("retry_of", "retried_after")
 # What img2dataset's tables say of a row besides its metadata, in their order.
 _SIZES = ("width", "height", "original_width", "original_height")
@@ -98,9 +100,8 @@ def record_path(part_folder: Path | RemotePath, number: int) -> Path:
     return part_folder / ".download" / "records" / f"{shard_name(number)}.json"
 
 
-def journal_path(part_folder: Path | RemotePath, number: int, suffix: str = "") -> Path:
-    """With the suffix ".decoding", the file of what is being decoded (`resize`)."""
-    return part_folder / ".download" / "journals" / f"{shard_name(number)}{suffix}"
+def journal_path(part_folder: Path | RemotePath, number: int) -> Path:
+    return part_folder / ".download" / "journals" / shard_name(number)
 
 
 def stats_path(part_folder: Path | RemotePath, number: int) -> Path:
@@ -138,7 +139,6 @@ def download_shard(task: ShardTask, settings: ShardSettings, on_fetch: Callable[
     finally:
         shutil.rmtree(work, ignore_errors=True)
     journal.path.unlink(missing_ok=True)
-    journal_path(task.part_folder, task.number, ".decoding").unlink(missing_ok=True)
     task.rows_file.unlink(missing_ok=True)
     return record
 
@@ -165,13 +165,10 @@ def _make_shard(
         on_fetch()
     fetcher, unrecorded = Fetcher(settings.fetch, time.monotonic() + settings.shard_seconds), {}
     missing = {number: row["url"] for number, row in enumerate(rows) if number not in journal.rows}
-    with (
-        watching(settings.resizer, journal_path(task.part_folder, task.number, ".decoding")) as fit,
-        closing(fetcher.fetch_all(missing, settings.thread_count)) as arriving,
-    ):
+    with closing(fetcher.fetch_all(missing, settings.thread_count)) as arriving:
         for number, fetched in arriving:
             key = f"{task.number * 10**digits + number:0{OOM_SHARD_COUNT + digits}}"
-            facts, image = _examine(fetched, partial(fit, url=missing[number]))
+            facts, image = _examine(fetched, settings.resizer, journal.decoding(number))
             meta = rows[number] | {"key": key} | facts
             if not journal.add(number, meta, image):
                 unrecorded[number] = meta
@@ -191,13 +188,16 @@ def _make_shard(
     img2dataset.logger.write_stats(str(work), task.number, *counts, started, time.time(), found, OOM_SHARD_COUNT)
 
 
-def _examine(fetched: bytes | FetchError, fit: Callable[[bytes], tuple]) -> tuple[dict, bytes | None]:
+def _examine(
+    fetched: bytes | FetchError, resizer: Resizer, decoding: AbstractContextManager
+) -> tuple[dict, bytes | None]:
     """(what img2dataset's tables say of a row, from its status on; its picture as kept, or None)."""
     facts = dict.fromkeys(name for name in FACTS if name != "key")
     if isinstance(fetched, FetchError):
         return facts | {"status": "failed_to_download", "error_message": str(fetched)}, None
     try:
-        image, *sizes = fit(fetched)
+        with decoding:
+            image, *sizes = resizer.fit(fetched)
     except RowError as error:
         return facts | {"status": "failed_to_resize", "error_message": str(error)}, None
     facts |= {"status": "success"} | dict(zip(_SIZES, sizes, strict=True))
@@ -221,7 +221,7 @@ def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) 
     samples: list = [None] * len(urls)
     fetcher = Fetcher(settings.fetch, time.monotonic() + seconds)
     for number, fetched in fetcher.fetch_all(dict(enumerate(urls)), settings.thread_count):
-        facts, image = _examine(fetched, settings.resizer.fit)
+        facts, image = _examine(fetched, settings.resizer, nullcontext())
         samples[number] = Outcome(urls[number], facts["status"], facts["error_message"]), len(image or b"")
     return samples
 
@@ -234,7 +234,7 @@ def read_outcomes(folder: Path | RemotePath, number: int) -> list[Outcome]:
 
 def read_columns(folder: Path | RemotePath, number: int, columns: Sequence[str]) -> pa.Table:
     """Those of the columns that the table of a shard has."""
-    return pq.ParquetFile(parquet_source(folder / f"{shard_name(number)}.parquet")).read(columns)
+    return open_parquet(folder / f"{shard_name(number)}.parquet").read(columns)
 
 
 def make_record(folder: Path | RemotePath, number: int) -> dict:
@@ -306,39 +306,71 @@ class Journal:
     CRC-32, a JSON line of its number and what is known of it, its picture. `rows`: (place, bytes) of each. Laws. A torn
     record, the last at the moment of a kill, is cut off. Rows whose failure another try may mend (`failures.TEMPORARY`)
     are not recorded. A journal of another stamp is not read.
+
+    Decoding cannot be interrupted. So meanwhile `decoding ROW` stands behind the records. After `_DECODE_SECONDS`
+    Python's own watchdog ends the process and says so behind it; where it crashed or was killed, the one that started
+    it knows (`find_blamed`). From then on the row is one of `blamed`, with a record without facts, and its picture is
+    not decoded again. After a kill of the whole download nobody says anything, and the picture is tried again.
     """
 
     path: Path
     stamp: str
     rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    blamed: set[int] = field(default_factory=set)
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """Find what an earlier run has left, and be ready for more inside the block."""
+    def opened(self, has_ended: bool = False) -> Iterator[None]:
+        """Find what an earlier run, whose process may have ended by itself, has left, and be ready for more inside."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with open(self.path, "a+b", buffering=0) as self._file:
             self._end = 0
             for place, body in self._scan():
                 self._end = place + len(body)
-                self.rows[_split(body)[0]] = place, len(body)
+                row, meta, _ = _split(body)
+                if meta:
+                    self.rows[row] = place, len(body)
+                else:
+                    self.blamed.add(row)
+            self._file.seek(self._end)
+            left = _DECODING.match(self._file.read(_MAX_LEFT))
             self._file.truncate(self._end)
             if not self._end:
                 self._append(json.dumps(self.stamp).encode() + b"\n")
+            if left and (has_ended or left[2]):
+                self._record(int(left[1]), {})
+                self.blamed.add(int(left[1]))
             yield
 
     def add(self, row: int, meta: dict, image: bytes | None) -> bool:
         """Record a row, unless another try may mend its failure; whether it was."""
         if classify(meta["status"], meta["error_message"]) in TEMPORARY:
             return False
-        body = json.dumps([row, meta]).encode() + b"\n" + (image or b"")
-        self._append(_HEADER.pack(len(body), zlib.crc32(body)) + body)
-        self.rows[row] = self._end - len(body), len(body)
+        self.rows[row] = self._record(row, meta, image)
         return True
+
+    @contextmanager
+    def decoding(self, row: int) -> Iterator[None]:
+        """Decode the picture of a row in the block. Raises RowError where that has ended a process before."""
+        if row in self.blamed:
+            raise RowError("deadline", "deadline: decoding it took too long, or ended the process")
+        self._file.write(b"decoding %d\n" % row)
+        faulthandler.dump_traceback_later(_DECODE_SECONDS, file=self._file, exit=True)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            self._file.truncate(self._end)
 
     def read(self, row: int) -> tuple[dict, bytes | None]:
         """(what is known of a recorded row, its picture or None)."""
         place, length = self.rows[row]
         return _split(os.pread(self._file.fileno(), length, place))[1:]
+
+    def _record(self, row: int, meta: dict, image: bytes | None = None) -> tuple[int, int]:
+        """(place, bytes) of the new record."""
+        body = json.dumps([row, meta]).encode() + b"\n" + (image or b"")
+        self._append(_HEADER.pack(len(body), zlib.crc32(body)) + body)
+        return self._end - len(body), len(body)
 
     def _append(self, data: bytes) -> None:
         """All of it or, where the disk is full, nothing: what came after a torn record would not be found."""
@@ -356,11 +388,19 @@ class Journal:
         with open(self.path, "rb") as file:
             if file.readline() != json.dumps(self.stamp).encode() + b"\n":
                 return
+            self._end = file.tell()
             while len(header := file.read(_HEADER.size)) == _HEADER.size:
                 length, checksum = _HEADER.unpack(header)
                 if length > total - file.tell() or zlib.crc32(body := file.read(length)) != checksum:
                     return
                 yield file.tell() - length, body
+
+
+def find_blamed(task: ShardTask, settings: ShardSettings) -> list[str]:
+    """The URLs that have ended processes of a shard, the last of which has just ended by itself."""
+    journal = Journal(journal_path(task.part_folder, task.number), _stamp(task, settings))
+    with journal.opened(has_ended=True), pa.ipc.open_file(str(task.rows_file)) as file:
+        return file.read_all()["url"].take(pa.array(sorted(journal.blamed), pa.int64())).to_pylist()
 
 
 def _split(body: bytes) -> tuple[int, dict, bytes | None]:

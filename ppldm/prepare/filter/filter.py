@@ -25,7 +25,7 @@ from ...utils.machine.spark import check_java, is_submitted, spark_session_if
 from ...utils.text import find_changes, hide, hide_all, print_report
 from .. import place
 from ..block_list import NOTHING, BlockList, BlockLists, read_block_list
-from ..metadata import Tables, read_tables
+from ..metadata import Tables, read_footer, read_tables
 from ..place import AddressPath, Hadoop, fingerprint_of, is_address, path_of
 from . import duckdb_engine as filter_duckdb
 from . import spark_engine as filter_spark
@@ -357,11 +357,6 @@ def _count_rows(plan: Plan, counts: dict[int, int], parts: list[dict]) -> dict:
 
 def _list_parts(folder: Path | AddressPath, num_parts: int) -> list[dict]:
     """Path, rows and bytes of the parts that are there."""
-    import pyarrow.parquet as pq
-
     paths = (part_path(folder, part) for part in range(num_parts))
-    return [
-        {"path": path.name, "rows": pq.read_metadata(place.parquet_source(path)).num_rows, "bytes": path.stat().st_size}
-        for path in paths
-        if path.exists()
-    ]
+    parts = [read_footer(path) for path in paths if path.exists()]
+    return [{"path": part.path.name, "rows": part.rows, "bytes": part.bytes} for part in parts]

@@ -136,12 +136,9 @@ def read_manifest(data: Path) -> dict:
 
 def find_rows(data: Path, manifest: dict, wanted: Forgotten, num_workers: int) -> dict[str, dict]:
     """{path of a part: {row: (entries that name it, its metadata)}} of the parts of a manifest with such rows."""
-    parts, found = [(part["path"], part.get("source", "")) for part in manifest["parts"]], {}
-    with progress(total=len(parts), desc="searching", unit="part") as bar:
-        for (path, _), rows in map_unordered(partial(_search, data=data, wanted=wanted), parts, num_workers):
-            found |= {path: rows} if rows else {}
-            bar.update()
-    return found
+    parts = [(part["path"], part.get("source", "")) for part in manifest["parts"]]
+    found = map_unordered(partial(_search, data=data, wanted=wanted), parts, num_workers)
+    return {path: rows for (path, _), rows in progress(found, total=len(parts), desc="searching", unit="part") if rows}
 
 
 def _search(named: tuple[str, str], data: Path, wanted: Forgotten) -> dict[int, tuple[list[str], dict]]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import datetime, timezone
 from functools import partial
+from itertools import accumulate
 from json import dumps, loads
 from pathlib import Path
 from typing import Annotated
@@ -217,11 +218,8 @@ def _run(command: str, data: Path, manifest: dict, answers: dict[int, str], jour
 
 def _first_rows(manifest: dict) -> dict[str, int]:
     """The number of each part's first row among all, by its path."""
-    firsts, first = {}, 0
-    for part in manifest["parts"]:
-        firsts[part["path"]] = first
-        first += part["rows"]
-    return firsts
+    rows = [part["rows"] for part in manifest["parts"]]
+    return dict(zip([part["path"] for part in manifest["parts"]], accumulate(rows, initial=0), strict=False))
 
 
 def _make_part(data: Path, out: Path, part: dict, name: str, find: Callable, settings: str) -> dict:

@@ -67,7 +67,7 @@ def test_ctrl_c_ends_the_comparing(tmp_path, ctrl_c):
     make_nodes(tmp_path / "nodes.parquet", np.random.default_rng(0))
     with duckdb_engine(tmp_path / "nodes.parquet", 1.0) as engine, pytest.raises(KeyboardInterrupt):
         ctrl_c(0.1)
-        engine.run("SELECT sum(hash(a.range + b.range)) AS n FROM range(10_000_000) a, range(10_000_000) b")
+        engine("SELECT sum(hash(a.range + b.range)) AS n FROM range(10_000_000) a, range(10_000_000) b")
 
 
 def test_large_groups_are_compared_with_their_best_only(tmp_path, monkeypatch):

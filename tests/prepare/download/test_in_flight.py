@@ -1,7 +1,6 @@
 """Laws: a picture that cannot be decoded in time, or ends the process, costs its own row alone; what was killed for
 other reasons is tried again."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from downloads import SETTINGS, read_rows, write_metadata
 from ppldm.data.images import check_pixels, check_scans, decode_image, decode_pixels
 from ppldm.prepare.download import download as download_run
 from ppldm.prepare.download.download import download
-from ppldm.prepare.download.resize import Resizer, blame, read_blamed, watching
+from ppldm.prepare.download.shard import Journal
 from ppldm.utils.errors import RowError
 
 
@@ -41,23 +40,29 @@ def test_all_rows_but_the_stubborn_ones_are_delivered(tmp_path, monkeypatch, cap
 
 
 def test_only_what_ended_its_process_is_blamed(tmp_path):
-    path = tmp_path / "00000.decoding"
-    picture = web.encode(web.picture(1))
-    lines = lambda *urls: b"".join(json.dumps([url]).encode() + b"\n" for url in urls)  # noqa: E731
+    path = tmp_path / "journal"
 
-    path.write_bytes(lines("http://a/ü\n1"))  # of a run that was killed as a whole
-    assert read_blamed(path) == set()
-    with watching(Resizer(), path) as fit:
-        assert fit(picture, "http://a/ü\n1")[0] == picture and path.read_bytes() == b""
-        blame(path)  # between two pictures
-    assert read_blamed(path) == set()
-    path.write_bytes(lines("http://a/ü\n1") + b"Timeout (0:02:00)!\nThread 0x1\n")
-    with watching(Resizer(), path) as fit:
-        with pytest.raises(RowError, match="^deadline: "):
-            fit(picture, "http://a/ü\n1")
-        assert fit(picture, "http://a/2")[0] == picture
-    path.write_bytes(path.read_bytes() + lines("http://b/") + b"blamed\n" + b'["http://cut')
-    assert read_blamed(path) == {"http://a/ü\n1", "http://b/"}
+    def blamed(text: bytes, has_ended: bool = False) -> set[int]:
+        """By a journal that ends with this text."""
+        with open(path, "ab") as file:
+            file.write(text)
+        journal = Journal(path, "a")
+        with journal.opened(has_ended):
+            return journal.blamed
+
+    assert blamed(b"") == set()
+    assert blamed(b"decoding 3\n") == set()  # of a run that was killed as a whole
+    assert blamed(b"", has_ended=True) == set()  # between two pictures
+    assert blamed(b"decoding 3\nTimeout (0:02:00)!\nThread 0x1\n") == {3}
+    assert blamed(b"decoding 5\n", has_ended=True) == {3, 5}
+    assert blamed(b"decoding 7", has_ended=True) == {3, 5}
+    journal, before = Journal(path, "a"), path.read_bytes()
+    with journal.opened():
+        with pytest.raises(RowError, match="^deadline: "), journal.decoding(5):
+            pass
+        with journal.decoding(4):
+            assert path.read_bytes() == before + b"decoding 4\n"
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("decode", [decode_image, decode_pixels, check_pixels])

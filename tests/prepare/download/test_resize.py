@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ppldm.data.images import FORMATS, decode_pixels, image_size
+from ppldm.prepare.convert.reencode import Resizer
 from ppldm.prepare.download.failures import classify
-from ppldm.prepare.download.resize import Resizer
 from ppldm.utils.errors import ConfigError, RowError
 
 

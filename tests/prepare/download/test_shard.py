@@ -13,8 +13,8 @@ from downloads import SHARD_SETTINGS as SETTINGS
 from downloads import read_images, read_rows
 
 from ppldm.prepare.block_list import BlockList
+from ppldm.prepare.convert.reencode import Resizer
 from ppldm.prepare.download.part import PartDownload, write_rows
-from ppldm.prepare.download.resize import Resizer
 from ppldm.prepare.download.shard import (
     ShardTask,
     _stamp,
