@@ -5,7 +5,6 @@ OUT/embeddings.json             written last: network, digest of its weights, co
                                 path, file, rows, identity (bytes, CRC-32) and rows without a picture by reason
 """
 
-import io
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -95,10 +94,8 @@ def _embed_part(path: Path, source, network, out: Path, name: str) -> dict:
                 embeddings[numbers] = features / np.maximum(lengths, np.finfo(np.float32).tiny)
     if not np.isfinite(embeddings).all():
         raise DataError(f"the network {network.name} makes no finite numbers of {path}; check its weights")
-    buffer = io.BytesIO()
-    np.save(buffer, embeddings)
     with atomic_write(out / told["file"]) as file:
-        file.write(buffer.getvalue())
+        np.save(file, embeddings)
     told["skipped"] = dict(sorted(skipped.items()))
     write_json(record, told)
     return told

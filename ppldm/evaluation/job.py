@@ -40,10 +40,6 @@ from ..utils.rng import Stream, make_rng
 from ..utils.text import as_json
 from ..weights import folders
 from ..weights.fill import fill_component, find_component_by_name
-from ..weights.folders import (
-    RUN_FILE,
-    is_run,
-)
 from ..weights.lora.merge import identify_loras
 from .measure import SEED, Networks, Result, Wanted, begin_result, check, measure, names_of, read_result
 from .pictures import WEIGHTS, PictureSet, open_pictures
@@ -255,7 +251,7 @@ def kind_of(path: Path) -> str:
         not path.is_dir()
         or folders.is_checkpoint(path)
         or (path / folders.EXPORTED_CKPT).is_file()
-        or is_run(path)
+        or folders.is_run(path)
         or any(folders.find_component(path, kind) for kind in folders.COMPONENT_FOLDERS)
     )
     return MODEL if is_model else PICTURES
@@ -360,7 +356,7 @@ def publish(run: Path, out: Path) -> None:
             record |= {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
         records.append(record)
     write_text(run / EVALUATION_FILE, "".join(json.dumps(record) + "\n" for record in records))
-    logging = (read_json(run / RUN_FILE) or {}).get("logging", {})
+    logging = (read_json(run / folders.RUN_FILE) or {}).get("logging", {})
     if "visualdl" in logging.get("report_to", ()):
         folder, curves = Path(run, logging.get("logging_dir") or "logs", EVALUATION_DIR), []
         for record in records:  # a curve for each metric at each guidance scale

@@ -22,7 +22,7 @@ from typing import Annotated
 from ..utils.errors import ConfigError
 from ..utils.files import local_path, write_text
 from ..utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
-from ..utils.web.server import ask_for_token, is_loopback, make_flask, render_page, serve
+from ..utils.web.server import is_loopback, make_flask, render_page, serve
 from ..weights.folders import runs_in
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
@@ -57,10 +57,7 @@ def make_page(
 ):  # fmt: skip
     """The Flask application over `RunFolder`s. is_remote: whether reading needs the token too. find: called by one
     thread at a time, appends runs that have begun meanwhile."""
-    flask = make_flask(hosts, _SENTENCES)
-    ask_for_token(
-        flask, token, lambda request: request.method in ("GET", "HEAD") and (not is_remote or request.path == "/")
-    )
+    flask = make_flask(hosts, _SENTENCES, token=token, open_paths=("/",) if is_remote else None)
     _show(flask, runs, control, find)
     _steer(flask, runs, control)
     return flask
@@ -123,15 +120,12 @@ def _steer(flask, runs: list, control: bool) -> None:
     """What changes something: the files of a run's control folder."""
     from flask import jsonify, request
 
-    def take(name: str, do: Callable) -> None:
-        @flask.post(f"/{name}", endpoint=name)
-        def steer():
-            asked = request.get_json()
-            do(_control_of(runs, asked, control), asked.get(name))
-            return jsonify(done=True)
-
-    take("order", ask_for)
-    take("prompts", keep_prompts)
+    @flask.post("/<any(order, prompts):name>")
+    def steer(name):
+        asked = request.get_json()
+        folder = _control_of(runs, asked, control)
+        (ask_for if name == "order" else keep_prompts)(folder, asked.get(name))
+        return jsonify(done=True)
 
 
 def _of(runs: list, run):

@@ -12,7 +12,7 @@ from ... import __version__
 from ...utils.errors import ConfigError, PpldmError
 from ...utils.text import count_of
 from ...utils.web.page import STYLE
-from ...utils.web.server import ask_for_token, make_flask, render_page
+from ...utils.web.server import make_flask, render_page
 from .jobs import DRAWING, ENDED, WAITING, Job, Queue, QueueFullError, StoppingError
 from .paint import Painter
 from .parameters import Parameter, make_parameters, read_request
@@ -38,9 +38,7 @@ def make_api(painter: Painter, queue: Queue, hosts=(), token: str = "", page=Fal
     """The Flask application. token: asked for, if any; page: whether / is the page; limits: of `make_parameters`."""
     from flask import jsonify
 
-    flask = make_flask(hosts, _SENTENCES, MOST_BYTES)
-    if token:
-        ask_for_token(flask, token, lambda request: request.method in ("GET", "HEAD") and request.path in _OPEN)
+    flask = make_flask(hosts, _SENTENCES, MOST_BYTES, token or None, _OPEN)
 
     def refused(error):
         status = _STATUSES[type(error)]
@@ -145,16 +143,14 @@ def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
             ("ppldm_jobs_total", "counter", "Jobs by how they ended.", ended),
             ("ppldm_pictures_total", "counter", "Pictures drawn.", [("", queue.counts["pictures"])]),
             ("ppldm_steps_total", "counter", "Steps of samplers.", [("", queue.counts["steps"])]),
-            ("ppldm_drawing_seconds_total", "counter", "Time spent drawing.", [("", queue.seconds)]),
+            ("ppldm_drawing_seconds_total", "counter", "Time spent drawing.", [("", f"{queue.seconds:g}")]),
             ("ppldm_pictures_bytes", "gauge", "Pictures held in memory.", [("", queue.pictures.bytes)]),
         )
         lines = []
         for name, kind, words, values in found:
             lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
-                      for label, value in values]  # fmt: skip
-        text = "\n".join(lines) + "\n"
-        return Response(text, content_type="text/plain; version=0.0.4; charset=utf-8")
+            lines += [f"{name}{label} {value}" for label, value in values]
+        return Response("\n".join(lines) + "\n", content_type="text/plain; version=0.0.4; charset=utf-8")
 
     @flask.get("/v1/openapi.json")
     def openapi():
@@ -171,20 +167,11 @@ def describe_job(queue: Queue, job: Job) -> dict:
     """How a job stands, JSON-ready."""
     seconds = (job.ended or time.time()) - job.started if job.started else 0.0
     running = job.state == DRAWING and job.step
-    return {
-        "id": job.id,
-        "state": job.state,
-        "place": queue.place(job),
-        "step": job.step,
-        "num_steps": job.num_steps,
-        "seconds": round(seconds, 3),
-        "seconds_left": round(seconds / job.step * (job.num_steps - job.step), 3) if running else None,
-        "num_pictures": job.num_pictures,
-        "has_preview": job.preview is not None,
-        "error": job.error,
-        "warning": job.warning,
-        "settings": {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)},
-    }
+    left = round(seconds / job.step * (job.num_steps - job.step), 3) if running else None
+    plain = ("id", "state", "step", "num_steps", "num_pictures", "error", "warning")
+    found = {name: getattr(job, name) for name in plain} | {"place": queue.place(job), "seconds": round(seconds, 3)}
+    settings = {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)}
+    return found | {"seconds_left": left, "has_preview": job.preview is not None, "settings": settings}
 
 
 def make_document(parameters: tuple[Parameter, ...]) -> dict:

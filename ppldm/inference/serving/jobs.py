@@ -193,13 +193,11 @@ class Queue:
     def _next(self) -> Job | None:
         """The first that waits, once there is one; None when there will be none."""
         with self._changed:
-            while True:
-                waiting = next((job for job in self._jobs.values() if job.state == WAITING), None)
-                if waiting or self.is_stopping:
-                    break
+            while not (waiting := next((job for job in self._jobs.values() if job.state == WAITING), None)):
+                if self.is_stopping:
+                    return None
                 self._changed.wait()
-            if waiting:
-                waiting.state, waiting.started = DRAWING, time.time()
+            waiting.state, waiting.started = DRAWING, time.time()
             return waiting
 
     def _do(self, job: Job) -> None:

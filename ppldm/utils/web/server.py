@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, PpldmError
@@ -31,9 +31,10 @@ _LOOK_SECONDS = 0.5
 _QUIET_SECONDS = 60  # after which a connection is closed on which nothing comes
 
 
-def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
+def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10, token: str | None = None, open_paths=None):
     """A Flask application that answers its own page alone, whose pictures are blobs. hosts: further names of this
-    machine. sentences: what HTTP's errors mean, by status. most_bytes: of a request."""
+    machine. sentences: what HTTP's errors mean, by status. most_bytes: of a request. token: to bring as X-Token or as
+    Bearer, but to read `open_paths` (None: to read anything); None: nobody needs one."""
     from flask import Flask, g, jsonify, request
     from werkzeug.exceptions import HTTPException
 
@@ -49,6 +50,11 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
             return jsonify(error="the request comes from another site's page"), 403
+        if token is None or (request.method in ("GET", "HEAD") and (open_paths is None or request.path in open_paths)):
+            return None
+        given = request.headers.get("X-Token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not (token and secrets.compare_digest(given.encode(), token.encode())):
+            return jsonify(error="the token is missing or wrong; open the address that the terminal shows"), 401
 
     @flask.after_request
     def protect(response):
@@ -73,17 +79,6 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
         return jsonify(error=sentences.get(error.code, f"HTTP {error.code}: {error.name}")), error.code
 
     return flask
-
-
-def ask_for_token(flask, token: str, is_open: Callable[..., bool]) -> None:
-    """Refuse requests that are not `is_open(request)` and do not bring the token, as X-Token or as Bearer."""
-    from flask import jsonify, request
-
-    @flask.before_request
-    def refuse_without():
-        given = request.headers.get("X-Token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not is_open(request) and not (token and secrets.compare_digest(given.encode(), token.encode())):
-            return jsonify(error="the token is missing or wrong; open the address that the terminal shows"), 401
 
 
 def render_page(template: str, **values) -> str:
@@ -151,17 +146,15 @@ def is_own_host(host: str, names=()) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    try:
-        ipaddress.ip_address(name)
-        return True
-    except ValueError:
-        own = ("localhost", socket.gethostname(), socket.getfqdn(), *names)
-        return name in {one.lower() for one in own}
+    own = ("localhost", socket.gethostname(), socket.getfqdn(), *names)
+    return _address(name) is not None or name in {one.lower() for one in own}
 
 
 def is_loopback(host: str) -> bool:
     """Whether nobody but this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost" or getattr(_address(host), "is_loopback", False)
+
+
+def _address(host: str):
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)
