@@ -41,7 +41,8 @@ from ..utils.text import as_json
 from ..weights import folders
 from ..weights.fill import fill_component, find_component_by_name
 from ..weights.lora.merge import identify_loras
-from .measure import SEED, Networks, Result, Wanted, begin_result, check, measure, names_of, read_result
+from .measure import SEED, Networks, Result, begin_result, check, measure, names_of, read_result
+from .metrics.base import Metric
 from .pictures import WEIGHTS, PictureSet, open_pictures
 
 _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
@@ -57,7 +58,7 @@ class Job:
 
     against: Path
     num_real: int | None
-    wanted: list[Wanted]
+    wanted: list[Metric]
     left_out: dict[str, str]
     make_networks: Callable[[Path], Networks]
     prompts: str | None
@@ -205,9 +206,9 @@ class Job:
         if licence := self.prompts and read_licence(self.prompts):
             result.remarks["prompts"] = licence
         for one in usable:  # what the metrics will depend on
-            if one.network is not None:
-                result.settings[f"features.{one.network}"] = networks.settings(one.network)
-            result.settings[f"metrics.{one.name}"] = {**one.metric.settings, "network": one.network, "seed": SEED}
+            if one.features is not None:
+                result.settings[f"features.{one.features}"] = networks.settings(one.features)
+            result.settings[f"metrics.{one.name}"] = {**one.settings, "network": one.features, "seed": SEED}
         if earlier := _find_same(path, result, usable):
             return earlier
         measure(result, usable, generated, real, networks)
@@ -257,7 +258,7 @@ def kind_of(path: Path) -> str:
     return MODEL if is_model else PICTURES
 
 
-def _find_same(path: Path, result: Result, wanted: list[Wanted]) -> Result | None:
+def _find_same(path: Path, result: Result, wanted: list[Metric]) -> Result | None:
     """The result in a file, where it is the one that is to be computed."""
     earlier = read_json(path)
     same = ("of", "settings", "left_out", "format", "remarks")

@@ -15,7 +15,7 @@ from ...utils.web.page import STYLE
 from ...utils.web.server import make_flask, render_page
 from .jobs import DRAWING, ENDED, WAITING, Job, Queue, QueueFullError, StoppingError
 from .paint import Painter
-from .parameters import Parameter, make_parameters, read_request
+from .parameters import make_parameters, read_request
 
 MOST_BYTES = 12 << 20  # of a request: a picture and a mask in base64
 _SENTENCES = {
@@ -49,7 +49,7 @@ def make_api(painter: Painter, queue: Queue, hosts=(), token: str = "", page=Fal
     for kind in _STATUSES:
         flask.register_error_handler(kind, refused)
     parameters = make_parameters(tuple(painter.models), **limits)
-    painter.limit(next(one.high for one in parameters if one.name == "num_inference_steps"))
+    painter.limit(parameters["num_inference_steps"]["maximum"])
     _take_jobs(flask, painter, queue, parameters)
     _give_pictures(flask, queue)
     _describe_itself(flask, painter, queue, parameters)
@@ -125,7 +125,7 @@ def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
 
     @flask.get("/v1/models")
     def models():
-        return jsonify(models=painter.describe(), parameters={one.name: one.schema() for one in parameters})
+        return jsonify(models=painter.describe(), parameters=parameters)
 
     @flask.get("/v1/health")
     def health():
@@ -174,17 +174,13 @@ def describe_job(queue: Queue, job: Job) -> dict:
     return found | {"seconds_left": left, "has_preview": job.preview is not None, "settings": settings}
 
 
-def make_document(parameters: tuple[Parameter, ...]) -> dict:
+def make_document(parameters: dict[str, dict]) -> dict:
     """The document, JSON-ready."""
     document = yaml.safe_load(files(__package__).joinpath("openapi.yaml").read_text("utf-8"))
     document["info"]["version"] = __version__
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         schema["required"] = list(schema["properties"])
-    schemas["Request"] = {
-        "type": "object",
-        "required": ["prompt"],
-        "properties": {one.name: one.schema() for one in parameters},
-        "additionalProperties": False,
-    }
+    request = {"type": "object", "required": ["prompt"], "properties": parameters, "additionalProperties": False}
+    schemas["Request"] = request
     return document

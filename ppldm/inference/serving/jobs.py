@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 
@@ -49,7 +49,6 @@ class Job:
     num_pictures: int = 0
     error: str = ""
     warning: str = ""
-    added: float = field(default_factory=time.time)
     started: float = 0.0
     ended: float = 0.0
     preview: np.ndarray | None = None
