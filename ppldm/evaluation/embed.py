@@ -6,7 +6,7 @@ OUT/embeddings.json             written last: network, digest of its weights, co
 """
 
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -43,12 +43,10 @@ def embed(
 
     name, _, path = network.partition(":")
     parts = [(part, source) for one in filelists for source in read_sources(one, layout) for part in source.parts]
-    if name not in NETWORKS or NETWORKS[name].flag is None:  # the others are layers of paddle
-        report = embed_parts(parts, load_features(name), local_path(out))
-    else:
-        with entry():
-            loaded = load_features(name, path or None, device=device, offline=offline)
-            report = embed_parts(parts, loaded, local_path(out))
+    is_paddle = name in NETWORKS and NETWORKS[name].flag is not None
+    with entry() if is_paddle else nullcontext():
+        loaded = load_features(name, path or None, device=device, offline=offline)
+        report = embed_parts(parts, loaded, local_path(out))
     print_report(report, _describe, json)
 
 

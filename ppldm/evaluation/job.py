@@ -194,15 +194,11 @@ class Job:
 
     def _measure(self, path: Path, name: str, generated, real, weights: dict, networks: Networks) -> Result:
         result = begin_result(name, generated, real, weights)
-        result.left_out, usable = dict(self.left_out), []
-        for one in self.wanted:
-            why = check(one, generated, real)
-            if why and one.asked:
-                raise DataError(f"--metrics {one.name} {why}")
-            if why:
-                result.left_out[one.name] = why
-            else:
-                usable.append(one)
+        reasons = {one.name: why for one in self.wanted if (why := check(one, generated, real))}
+        if refused := next((one.name for one in self.wanted if one.asked and one.name in reasons), None):
+            raise DataError(f"--metrics {refused} {reasons[refused]}")
+        result.left_out = self.left_out | reasons
+        usable = [one for one in self.wanted if one.name not in reasons]
         if licence := self.prompts and read_licence(self.prompts):
             result.remarks["prompts"] = licence
         for one in usable:  # what the metrics will depend on
@@ -238,8 +234,8 @@ def weight_facts(model: Path, ema: bool) -> dict:
     """What is known of a model's weights besides their checksum."""
     records = [read_json(model / name) for name in ("manifest.json", "ppldm.json")] if model.is_dir() else []
     found = next((one for one in records if isinstance(one, dict)), {})
-    known = {"averaged": ema or found.get("ema", False), "step": found.get("global_step")}
-    known["manifest"] = found.get("crc32")
+    averaged = ema or found.get("ema", False)
+    known = {"averaged": averaged, "step": found.get("global_step"), "manifest": found.get("crc32")}
     return {name: value for name, value in known.items() if value is not None}
 
 

@@ -58,12 +58,11 @@ def make_page(
     """The Flask application over `RunFolder`s. is_remote: whether reading needs the token too. find: called by one
     thread at a time, appends runs that have begun meanwhile."""
     flask = make_flask(hosts, _SENTENCES, token=token, open_paths=("/",) if is_remote else None)
-    _show(flask, runs, control, find)
-    _steer(flask, runs, control)
+    _answer(flask, runs, control, find)
     return flask
 
 
-def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
+def _answer(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
     from flask import Response, jsonify, request
 
     from . import page as shown
@@ -86,7 +85,7 @@ def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
         total, free = usable_memory_bytes(), available_memory_bytes()
         memory = {"memory_gb": total / 1e9, "memory_free_gb": min(total, free) / 1e9} if total and free else {}
         load = {"host": os.uname().nodename, "load": os.getloadavg()[0], "cores": count_usable_cores()}
-        return jsonify(runs=found, control=control, machine=load | memory)
+        return {"runs": found, "control": control, "machine": load | memory}
 
     @flask.get("/curves")
     def curves():
@@ -113,19 +112,14 @@ def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
 
     @flask.get("/recipe/<int:run>")
     def recipe(run):
-        return jsonify(recipe=_of(runs, run).recipe())
-
-
-def _steer(flask, runs: list, control: bool) -> None:
-    """What changes something: the files of a run's control folder."""
-    from flask import jsonify, request
+        return {"recipe": _of(runs, run).recipe()}
 
     @flask.post("/<any(order, prompts):name>")
     def steer(name):
         asked = request.get_json()
         folder = _control_of(runs, asked, control)
         (ask_for if name == "order" else keep_prompts)(folder, asked.get(name))
-        return jsonify(done=True)
+        return {"done": True}
 
 
 def _of(runs: list, run):

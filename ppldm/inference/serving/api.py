@@ -5,7 +5,6 @@ import time
 from contextlib import nullcontext
 from importlib.resources import files
 
-import numpy as np
 import yaml
 
 from ... import __version__
@@ -36,22 +35,19 @@ _STATUSES = {_NotFoundError: 404, QueueFullError: 429, StoppingError: 503}
 
 def make_api(painter: Painter, queue: Queue, hosts=(), token: str = "", page=False, **limits: int):
     """The Flask application. token: asked for, if any; page: whether / is the page; limits: of `make_parameters`."""
-    from flask import jsonify
-
     flask = make_flask(hosts, _SENTENCES, MOST_BYTES, token or None, _OPEN)
 
     def refused(error):
         status = _STATUSES[type(error)]
         # Until there is room: as one drawing has taken on average.
         seconds = max(1, round(queue.seconds / max(1, sum(queue.counts[state] for state in ENDED))))
-        return jsonify(error=str(error)), status, {"Retry-After": str(seconds)} if status in (429, 503) else {}
+        return {"error": str(error)}, status, {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
     for kind in _STATUSES:
         flask.register_error_handler(kind, refused)
     parameters = make_parameters(tuple(painter.models), **limits)
     painter.limit(parameters["num_inference_steps"]["maximum"])
-    _take_jobs(flask, painter, queue, parameters)
-    _give_pictures(flask, queue)
+    _answer_jobs(flask, painter, queue, parameters)
     _describe_itself(flask, painter, queue, parameters)
     if page:
         kinds = ("html", "css", "js")
@@ -60,8 +56,8 @@ def make_api(painter: Painter, queue: Queue, hosts=(), token: str = "", page=Fal
     return flask
 
 
-def _take_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
-    from flask import jsonify, request
+def _answer_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
+    from flask import Response, request
 
     decoder = threading.Lock()
 
@@ -72,30 +68,25 @@ def _take_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
         queue.check_room()  # before a picture is decoded, which takes memory: one at a time
         has_picture = isinstance(asked, dict) and any(asked.get(name) is not None for name in ("image", "mask"))
         with decoder if has_picture else nullcontext():
-            settings, num_steps, warning = painter.prepare(read_request(asked, parameters))
-        job = queue.add(settings, num_steps, warning)
-        return jsonify(describe_job(queue, job)), 202, {"Location": f"/v1/jobs/{job.id}"}
+            job = queue.add(*painter.prepare(read_request(asked, parameters)))
+        return describe_job(queue, job), 202, {"Location": f"/v1/jobs/{job.id}"}
 
     @flask.get("/v1/jobs")
     def jobs():
         newest = request.args.get("newest", "")
         if newest and not (newest.isdecimal() and len(newest) < 10 and int(newest)):
             raise ConfigError(f"newest {newest[:20]!r} must be a whole number from 1")
-        return jsonify(jobs=[describe_job(queue, job) for job in queue.jobs()[-int(newest or 0) :]])
+        return {"jobs": [describe_job(queue, job) for job in queue.jobs()[-int(newest or 0) :]]}
 
     @flask.get("/v1/jobs/<name>")
     def job(name):
-        return jsonify(describe_job(queue, _find(queue, name)))
+        return describe_job(queue, _find(queue, name))
 
     @flask.delete("/v1/jobs/<name>")
     def cancel(name):
         found = _find(queue, name)
         queue.cancel(found)
-        return jsonify(describe_job(queue, found))
-
-
-def _give_pictures(flask, queue: Queue) -> None:
-    from flask import Response
+        return describe_job(queue, found)
 
     @flask.get("/v1/jobs/<name>/pictures/<int:number>")
     def picture(name, number):
@@ -119,18 +110,18 @@ def _give_pictures(flask, queue: Queue) -> None:
 
 
 def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
-    from flask import Response, jsonify
+    from flask import Response
 
     document = make_document(parameters)
 
     @flask.get("/v1/models")
     def models():
-        return jsonify(models=painter.describe(), parameters=parameters)
+        return {"models": painter.describe(), "parameters": parameters}
 
     @flask.get("/v1/health")
     def health():
-        state = "stopping" if queue.is_stopping else "ok" if queue.is_alive else "failed"
-        return jsonify(status=state), 200 if state == "ok" else 503
+        state = "stopping" if queue.is_stopping else "ok" if queue.worker.is_alive() else "failed"
+        return {"status": state}, 200 if state == "ok" else 503
 
     @flask.get("/v1/metrics")
     def metrics():
@@ -154,7 +145,7 @@ def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
 
     @flask.get("/v1/openapi.json")
     def openapi():
-        return jsonify(document)
+        return document
 
 
 def _find(queue: Queue, name: str) -> Job:
@@ -170,8 +161,7 @@ def describe_job(queue: Queue, job: Job) -> dict:
     left = round(seconds / job.step * (job.num_steps - job.step), 3) if running else None
     plain = ("id", "state", "step", "num_steps", "num_pictures", "error", "warning")
     found = {name: getattr(job, name) for name in plain} | {"place": queue.place(job), "seconds": round(seconds, 3)}
-    settings = {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)}
-    return found | {"seconds_left": left, "has_preview": job.preview is not None, "settings": settings}
+    return found | {"seconds_left": left, "has_preview": job.preview is not None, "settings": job.settings}
 
 
 def make_document(parameters: dict[str, dict]) -> dict:

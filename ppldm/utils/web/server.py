@@ -35,7 +35,7 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10, token: str 
     """A Flask application that answers its own page alone, whose pictures are blobs. hosts: further names of this
     machine. sentences: what HTTP's errors mean, by status. most_bytes: of a request. token: to bring as X-Token or as
     Bearer, but to read `open_paths` (None: to read anything); None: nobody needs one."""
-    from flask import Flask, g, jsonify, request
+    from flask import Flask, g, request
     from werkzeug.exceptions import HTTPException
 
     large = f"the request is larger than {most_bytes >> 10} kB; make its words or pictures smaller"
@@ -46,15 +46,15 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10, token: str 
     @flask.before_request
     def refuse_strangers():
         if not is_own_host(request.host, hosts):
-            return jsonify(error=f"{request.host[:80]} is not this machine; name it with --allow-host"), 403
+            return {"error": f"{request.host[:80]} is not this machine; name it with --allow-host"}, 403
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
-            return jsonify(error="the request comes from another site's page"), 403
+            return {"error": "the request comes from another site's page"}, 403
         if token is None or (request.method in ("GET", "HEAD") and (open_paths is None or request.path in open_paths)):
             return None
         given = request.headers.get("X-Token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not (token and secrets.compare_digest(given.encode(), token.encode())):
-            return jsonify(error="the token is missing or wrong; open the address that the terminal shows"), 401
+            return {"error": "the token is missing or wrong; open the address that the terminal shows"}, 401
 
     @flask.after_request
     def protect(response):
@@ -68,15 +68,15 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10, token: str 
 
     @flask.errorhandler(PpldmError)
     def refused(error):
-        return jsonify(error=str(error)), 400
+        return {"error": str(error)}, 400
 
     @flask.errorhandler(RecursionError)
     def nested(error):
-        return jsonify(error="the request is nested too deeply; send an object of plain values"), 400
+        return {"error": "the request is nested too deeply; send an object of plain values"}, 400
 
     @flask.errorhandler(HTTPException)
     def failed(error):
-        return jsonify(error=sentences.get(error.code, f"HTTP {error.code}: {error.name}")), error.code
+        return {"error": sentences.get(error.code, f"HTTP {error.code}: {error.name}")}, error.code
 
     return flask
 
