@@ -51,10 +51,7 @@ def watch(
     serve(page, host, port, f"#token={token}" if needed else "")
 
 
-def make_page(
-    runs: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=(),
-    find: Callable[[], None] = lambda: None,
-):  # fmt: skip
+def make_page(runs: list, control: bool = False, token: str = "", is_remote=False, hosts=(), find=lambda: None):
     """The Flask application over `RunFolder`s. is_remote: whether reading needs the token too. find: called by one
     thread at a time, appends runs that have begun meanwhile."""
     flask = make_flask(hosts, _SENTENCES, token=token, open_paths=("/",) if is_remote else None)

@@ -163,4 +163,4 @@ def test_stopping_finishes_what_is_drawn_and_nothing_else():
     draw.gate.set()
     stopping.join(30)
     assert [job.state for job in jobs] == [DONE, CANCELLED, CANCELLED] and "stopped" in jobs[1].error
-    assert not queue.is_alive and WAITING not in [job.state for job in jobs]
+    assert not queue.worker.is_alive() and WAITING not in [job.state for job in jobs]
