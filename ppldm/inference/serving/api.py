@@ -9,6 +9,7 @@ import yaml
 
 from ... import __version__
 from ...utils.errors import ConfigError, PpldmError
+from ...utils.pictures import as_png
 from ...utils.text import count_of
 from ...utils.web.page import STYLE
 from ...utils.web.server import make_flask, render_page
@@ -101,8 +102,6 @@ def _answer_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
 
     @flask.get("/v1/jobs/<name>/preview")
     def preview(name):
-        from ...utils.pictures import as_png
-
         job = _find(queue, name)
         if (small := job.preview) is None:
             raise _NotFoundError(f"job {job.id} has no preview: it is {job.state}")

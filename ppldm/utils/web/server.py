@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from ..errors import ConfigError, PpldmError
 from ..log import get_logger
 from ..processes.signals import handle
+from .page import render
 
 # What HTTP's own errors mean here, by status; a page adds its own.
 _SENTENCES = {
@@ -84,8 +85,6 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10, token: str 
 def render_page(template: str, **values) -> str:
     """`page.render` of the request that is answered, whose policy allows its script by {{ nonce }}."""
     from flask import g
-
-    from .page import render
 
     g.nonce = secrets.token_urlsafe(16)
     return render(template, nonce=g.nonce, **values)
