@@ -59,11 +59,8 @@ def embed_parts(parts: list[tuple], network, out: Path) -> dict:
     if known not in (None, told):
         raise ConfigError(f"{out} holds embeddings of another network ({known['network']}); choose another --out")
     write_json(out / "plan.json", told)
-    made = []
-    with progress(total=len(parts), desc="embed", unit="part") as bar:
-        for number, (path, source) in enumerate(parts):
-            made.append(_embed_part(path, source, network, out, f"{number:05}"))
-            bar.update()
+    with progress(parts, desc="embed", unit="part") as bar:
+        made = [_embed_part(*part, network, out, f"{number:05}") for number, part in enumerate(bar)]
     report = told | {"parts": made}
     write_json(out / "embeddings.json", report)
     return report
