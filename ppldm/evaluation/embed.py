@@ -60,7 +60,7 @@ def embed_parts(parts: list[tuple], network, out: Path) -> dict:
         raise ConfigError(f"{out} holds embeddings of another network ({known['network']}); choose another --out")
     write_json(out / "plan.json", told)
     with progress(parts, desc="embed", unit="part") as bar:
-        made = [_embed_part(*part, network, out, f"{number:05}") for number, part in enumerate(bar)]
+        made = [_embed_part(path, source, network, out, f"{number:05}") for number, (path, source) in enumerate(bar)]
     report = told | {"parts": made}
     write_json(out / "embeddings.json", report)
     return report
