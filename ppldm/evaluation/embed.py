@@ -5,9 +5,8 @@ OUT/embeddings.json             written last: network, digest of its weights, co
                                 path, file, rows, identity (bytes, CRC-32) and rows without a picture by reason
 """
 
-import io
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -44,12 +43,10 @@ def embed(
 
     name, _, path = network.partition(":")
     parts = [(part, source) for one in filelists for source in read_sources(one, layout) for part in source.parts]
-    if name not in NETWORKS or NETWORKS[name].flag is None:  # the others are layers of paddle
-        report = embed_parts(parts, load_features(name), local_path(out))
-    else:
-        with entry():
-            loaded = load_features(name, path or None, device=device, offline=offline)
-            report = embed_parts(parts, loaded, local_path(out))
+    is_paddle = name in NETWORKS and NETWORKS[name].flag is not None
+    with entry() if is_paddle else nullcontext():
+        loaded = load_features(name, path or None, device=device, offline=offline)
+        report = embed_parts(parts, loaded, local_path(out))
     print_report(report, _describe, json)
 
 
@@ -62,11 +59,8 @@ def embed_parts(parts: list[tuple], network, out: Path) -> dict:
     if known not in (None, told):
         raise ConfigError(f"{out} holds embeddings of another network ({known['network']}); choose another --out")
     write_json(out / "plan.json", told)
-    made = []
-    with progress(total=len(parts), desc="embed", unit="part") as bar:
-        for number, (path, source) in enumerate(parts):
-            made.append(_embed_part(path, source, network, out, f"{number:05}"))
-            bar.update()
+    with progress(parts, desc="embed", unit="part") as bar:
+        made = [_embed_part(path, source, network, out, f"{number:05}") for number, (path, source) in enumerate(bar)]
     report = told | {"parts": made}
     write_json(out / "embeddings.json", report)
     return report
@@ -95,10 +89,8 @@ def _embed_part(path: Path, source, network, out: Path, name: str) -> dict:
                 embeddings[numbers] = features / np.maximum(lengths, np.finfo(np.float32).tiny)
     if not np.isfinite(embeddings).all():
         raise DataError(f"the network {network.name} makes no finite numbers of {path}; check its weights")
-    buffer = io.BytesIO()
-    np.save(buffer, embeddings)
     with atomic_write(out / told["file"]) as file:
-        file.write(buffer.getvalue())
+        np.save(file, embeddings)
     told["skipped"] = dict(sorted(skipped.items()))
     write_json(record, told)
     return told

@@ -132,7 +132,7 @@ def _run(job, flags, kind: str) -> dict:
     threads = 1 if flags.exact else flags.threads
     if kind == PICTURES and not World.detect().is_main:
         return {}  # nothing is drawn, and the main rank measures
-    if kind == PICTURES and all(one.network in (None, "pixels") for one in job.wanted):
+    if kind == PICTURES and all(one.features in (None, "pixels") for one in job.wanted):
         return job.of_pictures(what, out)
     if not flags.watch:
         check_name(what)

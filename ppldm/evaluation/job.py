@@ -40,12 +40,9 @@ from ..utils.rng import Stream, make_rng
 from ..utils.text import as_json
 from ..weights import folders
 from ..weights.fill import fill_component, find_component_by_name
-from ..weights.folders import (
-    RUN_FILE,
-    is_run,
-)
 from ..weights.lora.merge import identify_loras
-from .measure import SEED, Networks, Result, Wanted, begin_result, check, measure, names_of, read_result
+from .measure import SEED, Networks, Result, begin_result, check, measure, names_of, read_result
+from .metrics.base import Metric
 from .pictures import WEIGHTS, PictureSet, open_pictures
 
 _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
@@ -61,7 +58,7 @@ class Job:
 
     against: Path
     num_real: int | None
-    wanted: list[Wanted]
+    wanted: list[Metric]
     left_out: dict[str, str]
     make_networks: Callable[[Path], Networks]
     prompts: str | None
@@ -197,21 +194,17 @@ class Job:
 
     def _measure(self, path: Path, name: str, generated, real, weights: dict, networks: Networks) -> Result:
         result = begin_result(name, generated, real, weights)
-        result.left_out, usable = dict(self.left_out), []
-        for one in self.wanted:
-            why = check(one, generated, real)
-            if why and one.asked:
-                raise DataError(f"--metrics {one.name} {why}")
-            if why:
-                result.left_out[one.name] = why
-            else:
-                usable.append(one)
+        reasons = {one.name: why for one in self.wanted if (why := check(one, generated, real))}
+        if refused := next((one.name for one in self.wanted if one.asked and one.name in reasons), None):
+            raise DataError(f"--metrics {refused} {reasons[refused]}")
+        result.left_out = self.left_out | reasons
+        usable = [one for one in self.wanted if one.name not in reasons]
         if licence := self.prompts and read_licence(self.prompts):
             result.remarks["prompts"] = licence
         for one in usable:  # what the metrics will depend on
-            if one.network is not None:
-                result.settings[f"features.{one.network}"] = networks.settings(one.network)
-            result.settings[f"metrics.{one.name}"] = {**one.metric.settings, "network": one.network, "seed": SEED}
+            if one.features is not None:
+                result.settings[f"features.{one.features}"] = networks.settings(one.features)
+            result.settings[f"metrics.{one.name}"] = {**one.settings, "network": one.features, "seed": SEED}
         if earlier := _find_same(path, result, usable):
             return earlier
         measure(result, usable, generated, real, networks)
@@ -241,8 +234,8 @@ def weight_facts(model: Path, ema: bool) -> dict:
     """What is known of a model's weights besides their checksum."""
     records = [read_json(model / name) for name in ("manifest.json", "ppldm.json")] if model.is_dir() else []
     found = next((one for one in records if isinstance(one, dict)), {})
-    known = {"averaged": ema or found.get("ema", False), "step": found.get("global_step")}
-    known["manifest"] = found.get("crc32")
+    averaged = ema or found.get("ema", False)
+    known = {"averaged": averaged, "step": found.get("global_step"), "manifest": found.get("crc32")}
     return {name: value for name, value in known.items() if value is not None}
 
 
@@ -255,13 +248,13 @@ def kind_of(path: Path) -> str:
         not path.is_dir()
         or folders.is_checkpoint(path)
         or (path / folders.EXPORTED_CKPT).is_file()
-        or is_run(path)
+        or folders.is_run(path)
         or any(folders.find_component(path, kind) for kind in folders.COMPONENT_FOLDERS)
     )
     return MODEL if is_model else PICTURES
 
 
-def _find_same(path: Path, result: Result, wanted: list[Wanted]) -> Result | None:
+def _find_same(path: Path, result: Result, wanted: list[Metric]) -> Result | None:
     """The result in a file, where it is the one that is to be computed."""
     earlier = read_json(path)
     same = ("of", "settings", "left_out", "format", "remarks")
@@ -360,7 +353,7 @@ def publish(run: Path, out: Path) -> None:
             record |= {name: found["value"], f"{name}_low": found["low"], f"{name}_high": found["high"]}
         records.append(record)
     write_text(run / EVALUATION_FILE, "".join(json.dumps(record) + "\n" for record in records))
-    logging = (read_json(run / RUN_FILE) or {}).get("logging", {})
+    logging = (read_json(run / folders.RUN_FILE) or {}).get("logging", {})
     if "visualdl" in logging.get("report_to", ()):
         folder, curves = Path(run, logging.get("logging_dir") or "logs", EVALUATION_DIR), []
         for record in records:  # a curve for each metric at each guidance scale

@@ -18,7 +18,7 @@ float32: `ppldm compare` needs them to compare pictures of the same prompts one 
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from zipfile import BadZipFile
@@ -132,49 +132,37 @@ def begin_result(name: str, generated: PictureSet, real: PictureSet, weights: Ma
     return Result(of, settings)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """A metric under the name it goes by in results, and the network whose features it takes, if any. asked: by name,
-    so that what stands in its way is an error and no reason to leave it out."""
-
-    name: str
-    metric: Metric
-    network: str | None
-    asked: bool
-
-
 def choose_metrics(
     words: Sequence[str], given: Mapping[str, str | None], paired: bool = False
-) -> tuple[list[Wanted], dict[str, str]]:
+) -> tuple[list[Metric], dict[str, str]]:
     """(metrics to compute, those left out with the reason). given: paths of networks by name. paired: each picture is
     made from a real one, so that those for pairs are on by default as well. Raises ConfigError for unknown names, and
     networks that are not given."""
     if not words:
-        usual = {name: metric for name, metric in KNOWN.items() if paired or metric.inputs != "pairs"}
-        found = [Wanted(name, metric, metric.features, False) for name, metric in usual.items()]
-        missing = {one.name: _missing(one.network, given) for one in found}
+        found = [metric for metric in KNOWN.values() if paired or metric.inputs != "pairs"]
+        missing = {one.name: _missing(one.features, given) for one in found}
         return [one for one in found if not missing[one.name]], {name: why for name, why in missing.items() if why}
     found = [_parse(word) for word in dict.fromkeys(words)]
     for one in found:
-        if why := _missing(one.network, given):
-            raise ConfigError(f"--metrics {one.name} {why}, {NETWORKS[one.network].given_by}")
+        if why := _missing(one.features, given):
+            raise ConfigError(f"--metrics {one.name} {why}, {NETWORKS[one.features].given_by}")
     return found, {}
 
 
-def _parse(word: str) -> Wanted:
+def _parse(word: str) -> Metric:
     name, colon, network = word.partition(":")
     if name not in KNOWN:
         raise ConfigError(f"no metric {name!r}; {did_you_mean(name, KNOWN)}")
     metric = KNOWN[name]
     if not colon:
-        return Wanted(name, metric, metric.features, True)
+        return replace(metric, asked=True)
     if metric.features is None:
         raise ConfigError(f"--metrics {word}: {name} uses no features; write {name}")
     if network not in NETWORKS:
         raise ConfigError(f"--metrics {word}: no network {network!r}; {did_you_mean(network, NETWORKS)}")
     if NETWORKS[network].of_pairs != (metric.inputs == "pairs"):
         raise ConfigError(f"--metrics {word}: {name} takes no features of {network}; write {name}")
-    return Wanted(word, metric, network, True)
+    return replace(metric, name=word, features=network, asked=True)
 
 
 def _missing(network: str | None, given: Mapping[str, str | None]) -> str:
@@ -184,31 +172,31 @@ def _missing(network: str | None, given: Mapping[str, str | None]) -> str:
     return f"needs {NETWORKS[network].flag}"
 
 
+@dataclass(frozen=True)
 class Networks:
     """Feature networks by name, loaded when they are first asked for. paths: or published names, fetched unless
     `offline`. convention: of inception. cache: folder in which features are kept by all that they depend on."""
 
-    def __init__(
-        self, paths: Mapping[str, str | None], convention: str | None, device: str | None, offline: bool, cache: Path
-    ):
-        self._paths, self._convention, self._cache = paths, convention, cache
-        self._device, self._offline = device, offline
-        self._loaded: dict[str, FeatureNetwork] = {}
+    paths: Mapping[str, str | None]
+    convention: str | None
+    device: str | None
+    offline: bool
+    cache: Path
+    loaded: dict[str, FeatureNetwork] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> FeatureNetwork:
         """Raises ConfigError, ModelError."""
-        if name not in self._loaded:
-            convention = self._convention if name == "inception" else None
-            path = self._paths.get(name)
-            self._loaded[name] = load_features(name, path, convention, self._device, self._offline)
-        return self._loaded[name]
+        if name not in self.loaded:
+            convention = self.convention if name == "inception" else None
+            self.loaded[name] = load_features(name, self.paths.get(name), convention, self.device, self.offline)
+        return self.loaded[name]
 
     def settings(self, name: str) -> dict:
         return {"digest": self[name].digest, "convention": self[name].convention}
 
     def embed(self, name: str, pictures: PictureSet, keep: bool = False) -> np.ndarray:
         """Features [N, dim] float32. keep: in the cache. Raises DataError where they are not finite."""
-        path = self._cache / f"{name}-{digest_of([self.settings(name), pictures.digest])}.npy"
+        path = self.cache / f"{name}-{digest_of([self.settings(name), pictures.digest])}.npy"
         if keep and path.is_file():
             return np.load(path)
         get_logger().info("%s features of %d pictures of %s", name, len(pictures), pictures.where)
@@ -219,27 +207,27 @@ class Networks:
                 f"{pictures.ids[bad[0]]} for one; look at the picture and at the network's weights"
             )
         if keep:
-            make_output_dir(self._cache)
+            make_output_dir(self.cache)
             with atomic_write(path) as file:
                 np.save(file, features)
         return features
 
 
-def check(wanted: Wanted, generated: PictureSet, real: PictureSet) -> str:
+def check(metric: Metric, generated: PictureSet, real: PictureSet) -> str:
     """Why a metric cannot be computed of these sets; "" where it can."""
-    of_both = wanted.metric.inputs in ("features", "pictures", "pairs")
+    of_both = metric.inputs in ("features", "pictures", "pairs")
     for what, pictures, flag in (("generated", generated, "--num-samples"), ("real", real, "--num-real")):
-        if (of_both or what == "generated") and len(pictures) < wanted.metric.least:
-            return f"needs {wanted.metric.least} {what} pictures, and there are {len(pictures)}; raise {flag}"
+        if (of_both or what == "generated") and len(pictures) < metric.least:
+            return f"needs {metric.least} {what} pictures, and there are {len(pictures)}; raise {flag}"
     sizes = generated.facts["size"], real.facts["size"]
-    if wanted.metric.inputs in ("pictures", "pairs") and (sizes[0] != sizes[1] or "mixed" in sizes):
+    if metric.inputs in ("pictures", "pairs") and (sizes[0] != sizes[1] or "mixed" in sizes):
         return f"needs pictures of one size, and they are {sizes[0]} and {sizes[1]}; give --resolution"
-    if wanted.metric.inputs == "pairs" and len(generated) != len(real):
+    if metric.inputs == "pairs" and len(generated) != len(real):
         return f"compares pictures pair by pair, and there are {len(generated)} and {len(real)}"
-    if wanted.metric.inputs in ("texts", COMPOSITION) and not all(generated.captions):
+    if metric.inputs in ("texts", COMPOSITION) and not all(generated.captions):
         missing = sum(not caption for caption in generated.captions)
         return f"needs captions, and {missing} of {len(generated)} pictures have none; put a .txt file beside each"
-    if wanted.metric.inputs == COMPOSITION:
+    if metric.inputs == COMPOSITION:
         try:
             for caption in generated.captions:
                 parse_caption(caption)
@@ -248,34 +236,32 @@ def check(wanted: Wanted, generated: PictureSet, real: PictureSet) -> str:
     return ""
 
 
-def measure(
-    result: Result, wanted: Sequence[Wanted], generated: PictureSet, real: PictureSet, networks: Networks
-) -> None:
+def measure(result: Result, wanted: list[Metric], generated: PictureSet, real: PictureSet, networks: Networks) -> None:
     """Compute the metrics into a result. Raises DataError, ModelError."""
     features: dict[str, np.ndarray] = {}
     for one in wanted:
-        if one.network not in (None, *features) and one.metric.inputs != "pairs":
-            features[one.network] = networks.embed(one.network, generated)
-        compute: Callable = partial(one.metric.compute, seed=SEED)
-        match one.metric.inputs:
+        if one.features not in (None, *features) and one.inputs != "pairs":
+            features[one.features] = networks.embed(one.features, generated)
+        compute: Callable = partial(one.compute, seed=SEED)
+        match one.inputs:
             case "composition":
                 # A value for each attribute of each kind of scenes: composition.seen.single.colour and so on.
-                for score in one.metric.compute(generated, generated.captions)["scores"]:
+                for score in one.compute(generated, generated.captions)["scores"]:
                     name = ".".join((COMPOSITION, score["split"], score["scenes"], score["attribute"]))
                     details = {key: score[key] for key in ("chance", "pictures")}
                     measured = Measured(score["value"], score["low"], score["high"], details, (score["right"],))
-                    result.add(name, one.metric, measured)
+                    result.add(name, one, measured)
                 continue
             case "features":
-                measured = compute(features[one.network], networks.embed(one.network, real, keep=True))
+                measured = compute(features[one.features], networks.embed(one.features, real, keep=True))
             case "texts":
-                texts, scale = networks[one.network].embed_texts(generated.captions), networks[one.network].logit_scale
-                measured = compute(features[one.network], texts, logit_scale=scale)
+                texts = networks[one.features].embed_texts(generated.captions)
+                measured = compute(features[one.features], texts, logit_scale=networks[one.features].logit_scale)
             case "single":
-                measured = compute(features[one.network])
+                measured = compute(features[one.features])
             case _:
-                measured = compute(generated, real, *([networks[one.network]] if one.network else []))
-        result.add(one.name, one.metric, measured)
+                measured = compute(generated, real, *([networks[one.features]] if one.features else []))
+        result.add(one.name, one, measured)
 
 
 def names_of(metrics: Iterable[str]) -> set[str]:

@@ -225,7 +225,7 @@ def find_tensor(one: Path, other: Path) -> dict | None:
 
 def differing_tensor(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> dict | None:
     """The first of named arrays that differ in a bit, in how many elements, by how much; and how many arrays differ."""
-    changed = [name for name in one.keys() | other.keys() if not _same_bits(one.get(name), other.get(name))]
+    changed = [name for name in one.keys() | other.keys() if _bits(one.get(name)) != _bits(other.get(name))]
     if not changed:
         return None
     name = next((name for name in one if name in changed), changed[0])
@@ -244,10 +244,8 @@ def describe_tensor(found: dict) -> str:
     return f"{found['tensor']} differs{size} ({found['tensors_differing']} of {found['tensors']} tensors do)"
 
 
-def _same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
-    if a is None or b is None:
-        return False
-    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+def _bits(array: np.ndarray | None) -> tuple | None:
+    return None if array is None else (array.shape, array.dtype, array.tobytes())
 
 
 def _digests(run: RunFolder) -> dict:

@@ -16,11 +16,10 @@ from PIL import Image
 
 from ..data.shapes import BUCKETS_FILE
 from ..training.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics, skipped_rows
-from ..training.run_folder import CONTROL_DIR, PROMPTS_FILE, Order
+from ..training.run_folder import CONTROL_DIR, PROMPTS_FILE, Order, read_manifest
 from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import atomic_write, local_path
 from ..utils.log import get_logger
-from ..utils.machine.cpu import load_paddle
 from ..utils.text import NOT_UTF8, escape
 from ..utils.web.page import COLOURS, data_url, new_figure, render, save_figure, url_of
 from ..weights.folders import list_checkpoints, one_run, runs_in, step_of
@@ -189,9 +188,6 @@ def read_whole(folder: Path) -> RunFolder:
 
 def facts(run: RunFolder) -> dict[str, str]:
     """What is said of a whole run, beside what `now` says: words by title."""
-    load_paddle()
-    from ..training.run_folder import read_manifest
-
     newest, data = list_checkpoints(run.folder)[:1], run.config().get("data", {})
     manifest = read_manifest(newest[0]) if newest else {}
     identity = manifest.get("identity", {})

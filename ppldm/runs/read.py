@@ -1,7 +1,7 @@
 """The one reader of what a run wrote. Nothing in its folder is changed, and a run that is being written is read safely.
 
 `metrics.jsonl` is read on from where the last look ended. A run that resumes writes it again without some lines: then
-what was read last is no longer there, and all is read anew. Paddle is needed for checkpoints only.
+what was read last is no longer there, and all is read anew.
 """
 
 import json
@@ -19,7 +19,7 @@ import numpy as np
 from ..config.recipe import RECIPE_FILE
 from ..data.filelist import Fingerprint
 from ..training.metrics import EVALUATION_FILE, METRICS_FILE, PICTURE, SAMPLES_DIR, read_metrics
-from ..training.run_folder import CONTROL_DIR, STATUS_FILE, has_finished
+from ..training.run_folder import CONTROL_DIR, STATUS_FILE, has_finished, read_manifest, verify
 from ..utils.errors import CheckpointError, ConfigError, DataError
 from ..utils.files import is_held, read_json, read_json_object
 from ..utils.log import get_logger
@@ -193,8 +193,6 @@ class RunFolder:
     @cached_property
     def checkpoints(self) -> dict[int, Path]:
         """Those that verify, by step in rising order; others are passed over with a warning."""
-        from ..training.run_folder import verify
-
         sound = {}
         for one in reversed(list_checkpoints(self.folder)):
             if problem := verify(one):
@@ -205,8 +203,6 @@ class RunFolder:
 
     @cached_property
     def manifests(self) -> dict[int, dict]:
-        from ..training.run_folder import read_manifest
-
         return {step: read_manifest(one) for step, one in self.checkpoints.items()}
 
     @property

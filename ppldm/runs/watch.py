@@ -14,16 +14,22 @@ import io
 import os
 import secrets
 import threading
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from PIL import Image
+
+from ..inference.prompts import check_prompt
+from ..training.run_folder import CONTROL_DIR, MOST_PROMPTS, PROMPTS_FILE, Order
 from ..utils.errors import ConfigError
 from ..utils.files import local_path, write_text
 from ..utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
-from ..utils.web.server import ask_for_token, is_loopback, make_flask, render_page, serve
+from ..utils.pictures import read_cells
+from ..utils.web.server import is_loopback, make_flask, render_page, serve
 from ..weights.folders import runs_in
+from . import page as shown
+from .read import follow
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -38,8 +44,6 @@ def watch(
     allow_host: _Names = (),  # further names under which browsers may ask for the page
 ):
     """Follow runs on a page of this machine: curves, pictures, time left; and steer them."""
-    from .read import follow
-
     found: list = []
     places = [local_path(run) for run in runs]
     for place in places:
@@ -51,26 +55,11 @@ def watch(
     serve(page, host, port, f"#token={token}" if needed else "")
 
 
-def make_page(
-    runs: list, control: bool = False, token: str = "", is_remote: bool = False, hosts=(),
-    find: Callable[[], None] = lambda: None,
-):  # fmt: skip
-    """The Flask application over `RunFolder`s. is_remote: whether reading needs the token too. find: called by one
-    thread at a time, appends runs that have begun meanwhile."""
-    flask = make_flask(hosts, _SENTENCES)
-    ask_for_token(
-        flask, token, lambda request: request.method in ("GET", "HEAD") and (not is_remote or request.path == "/")
-    )
-    _show(flask, runs, control, find)
-    _steer(flask, runs, control)
-    return flask
-
-
-def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
+def make_page(runs: list, control: bool = False, token: str = "", is_remote=False, hosts=(), find=lambda: None):
+    """The Flask application of `RunFolder`s. is_remote: reading needs the token too. find: appends new runs."""
     from flask import Response, jsonify, request
 
-    from . import page as shown
-
+    flask = make_flask(hosts, _SENTENCES, token=token, open_paths=("/",) if is_remote else None)
     finding = threading.Lock()
 
     @flask.get("/")
@@ -89,7 +78,7 @@ def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
         total, free = usable_memory_bytes(), available_memory_bytes()
         memory = {"memory_gb": total / 1e9, "memory_free_gb": min(total, free) / 1e9} if total and free else {}
         load = {"host": os.uname().nodename, "load": os.getloadavg()[0], "cores": count_usable_cores()}
-        return jsonify(runs=found, control=control, machine=load | memory)
+        return {"runs": found, "control": control, "machine": load | memory}
 
     @flask.get("/curves")
     def curves():
@@ -116,22 +105,16 @@ def _show(flask, runs: list, control: bool, find: Callable[[], None]) -> None:
 
     @flask.get("/recipe/<int:run>")
     def recipe(run):
-        return jsonify(recipe=_of(runs, run).recipe())
+        return {"recipe": _of(runs, run).recipe()}
 
+    @flask.post("/<any(order, prompts):name>")
+    def steer(name):
+        asked = request.get_json()
+        folder = _control_of(runs, asked, control)
+        (ask_for if name == "order" else keep_prompts)(folder, asked.get(name))
+        return {"done": True}
 
-def _steer(flask, runs: list, control: bool) -> None:
-    """What changes something: the files of a run's control folder."""
-    from flask import jsonify, request
-
-    def take(name: str, do: Callable) -> None:
-        @flask.post(f"/{name}", endpoint=name)
-        def steer():
-            asked = request.get_json()
-            do(_control_of(runs, asked, control), asked.get(name))
-            return jsonify(done=True)
-
-    take("order", ask_for)
-    take("prompts", keep_prompts)
+    return flask
 
 
 def _of(runs: list, run):
@@ -141,22 +124,17 @@ def _of(runs: list, run):
 
 
 def _control_of(runs: list, asked, control: bool) -> Path:
-    from ..training.run_folder import CONTROL_DIR
-    from .page import now
-
     if not control:
         raise ConfigError("the page only shows; start it with --control to steer")
     if not isinstance(asked, dict):
         raise ConfigError("send an object")
     run = _of(runs, asked.get("run"))
-    if not now(run)["takes_orders"]:
+    if not shown.now(run)["takes_orders"]:
         raise ConfigError(f"{run.name} is not training, so nobody would do it; start it first")
     return run.folder / CONTROL_DIR
 
 
 def ask_for(folder: Path, order) -> None:
-    from ..training.run_folder import Order
-
     known = [one.file for one in Order]
     if order not in known:
         raise ConfigError(f"there is no order {order!r}; known: {', '.join(known)}")
@@ -165,9 +143,6 @@ def ask_for(folder: Path, order) -> None:
 
 def keep_prompts(folder: Path, text) -> None:
     """Write the prompts that are to be drawn, one a line; without any, those of the recipe are drawn again."""
-    from ..inference.prompts import check_prompt
-    from ..training.run_folder import MOST_PROMPTS, PROMPTS_FILE
-
     check_prompt(text, "the prompts")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if len(lines) > MOST_PROMPTS:
@@ -180,10 +155,6 @@ def keep_prompts(folder: Path, text) -> None:
 
 def cut(path: Path, number: int) -> bytes:
     """The pictures of prompt `number` of a grid, as PNG."""
-    from PIL import Image
-
-    from ..utils.pictures import read_cells
-
     cells = read_cells(path)
     if not 0 <= number < len(cells):
         raise ConfigError("there is no such prompt in this picture; reload the page")

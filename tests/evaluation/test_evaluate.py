@@ -104,9 +104,9 @@ def test_a_sweep_draws_captions_of_the_real_pictures_and_keeps_all_that_its_resu
     embedded, embed = [], measure.Networks.embed
 
     def counted(self, name, pictures, keep=False):
-        before = set(self._cache.glob("*.npy")) if self._cache.is_dir() else set()
+        before = set(self.cache.glob("*.npy")) if self.cache.is_dir() else set()
         features = embed(self, name, pictures, keep)
-        embedded.append(len(pictures) if not keep or set(self._cache.glob("*.npy")) != before else "kept")
+        embedded.append(len(pictures) if not keep or set(self.cache.glob("*.npy")) != before else "kept")
         return features
 
     monkeypatch.setattr(measure.Networks, "embed", counted)

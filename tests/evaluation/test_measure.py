@@ -58,7 +58,7 @@ def test_by_default_all_that_is_at_hand_and_pairs_only_of_pairs():
         wanted, left_out = choose_metrics([], given)
         assert {one.name for one in wanted} | left_out.keys() == KNOWN.keys() - {"psnr", "ssim", "lpips"}
     (one,) = choose_metrics(["fid:pixels"], NONE)[0]
-    assert (one.name, one.network, one.asked) == ("fid:pixels", "pixels", True)
+    assert (one.name, one.features, one.asked) == ("fid:pixels", "pixels", True)
 
 
 def test_clip_score_pairs_each_picture_with_its_caption(pictures, tmp_path):

@@ -1,10 +1,10 @@
 """`ppldm certify`: does a device compute what the CPU computes, and go on where it stopped? One file that says so."""
 
-from pathlib import Path
-
+from ...utils.entry import entry
 from ...utils.errors import EnvironmentProblem
-from ...utils.files import local_path
+from ...utils.files import local_path, write_json
 from ...utils.machine.devices import DEFAULT_DEVICE, parse_device
+from ...utils.text import print_report
 
 FORMAT = 1
 
@@ -18,11 +18,7 @@ def certify(
 ):
     """Compare a device with the CPU, operation by operation, and write one file with what was found."""
     parse_device(device)
-    from ...utils.entry import entry
-
     with entry():
-        from ...utils.files import write_json
-        from ...utils.text import print_report
         from .report import describe, make_report
 
         report = {"format": FORMAT, "by": by, **make_report(device, resume)}
@@ -30,4 +26,4 @@ def certify(
         write_json(path, report)
         print_report(report, describe, json)
         if not report["passed"]:
-            raise EnvironmentProblem(f"{report['device']['name']} is not certified: see {Path(path)}")
+            raise EnvironmentProblem(f"{report['device']['name']} is not certified: see {path}")

@@ -200,11 +200,9 @@ def difference(of: list[np.ndarray], beside: list[np.ndarray]) -> float:
     """The largest difference by the largest value of that array of `beside`; infinity if not finite, or not there."""
     if len(of) != len(beside):
         return float("inf")
-    worst = 0.0
-    for one, other in zip(of, beside, strict=True):
-        gap = np.abs(one - other).max(initial=0) / max(np.abs(other).max(initial=0), 1e-30)
-        worst = max(worst, float(gap) if np.isfinite(gap) else float("inf"))
-    return worst
+    pairs = zip(of, beside, strict=True)
+    gaps = [np.abs(one - other).max(initial=0) / max(np.abs(other).max(initial=0), 1e-30) for one, other in pairs]
+    return max((float(gap) if np.isfinite(gap) else float("inf") for gap in gaps), default=0.0)
 
 
 def attempt(function: Callable, *given) -> tuple:

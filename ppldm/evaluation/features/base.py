@@ -176,15 +176,7 @@ class FeatureNetwork:
     """Pictures, uint8 [H, W, 3] of any sizes, to float32 [N, dim]. `digest`: of the weights by name, shape and value,
     whichever file holds them; "" without. `embed` takes what the convention prepares, float32 [N, 3, side, side]."""
 
-    def __init__(
-        self,
-        name: str,
-        dim: int,
-        digest: str,
-        convention: Convention,
-        side: int,
-        embed: Callable[[np.ndarray], np.ndarray],
-    ):
+    def __init__(self, name: str, dim: int, digest: str, convention: Convention, side: int, embed: Callable):
         self.name, self.dim, self.digest = name, dim, digest
         self.convention = f"{convention.name}: {convention.words.format(side=side)}"
         self._prepare, self._side, self._embed = convention.prepare, side, embed

@@ -29,7 +29,8 @@ class Metric:
         pairs       the same, of one length, the i-th with the i-th; and the network, if it has one
         single      generated [N, D]: float32
     features: the network's usual name; None where none is needed. higher_is_better: None where neither is.
-    settings: what the value depends on besides its inputs. least: how many pictures it needs, of each set.
+    settings: what the value depends on besides its inputs. least: how many pictures it needs, of each set. asked: by
+    name, so that what stands in its way is an error and no reason to leave it out.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Metric:
     compute: Callable[..., Measured]
     settings: dict = field(default_factory=dict)
     least: int = 2
+    asked: bool = False
 
 
 def psnr(generated: Sequence[np.ndarray], real: Sequence[np.ndarray], *, seed: int) -> Measured:

@@ -82,8 +82,7 @@ def measure_manifold(
 # Each gives (value, terms of the generated pictures, terms of the real ones).
 def count_precision(generated: np.ndarray, real: np.ndarray, k: int) -> tuple[float, np.ndarray, np.ndarray]:
     """The share of generated pictures in the real manifold (Kynkäänniemi et al. 2019, arXiv:1904.06991)."""
-    numbers, distances = _neighbours(real, k)
-    radii, wider = distances[:, k - 1], distances[:, k]
+    numbers, radii, wider = _balls(real, k)
     covered = np.empty(len(generated))
     change = np.zeros(len(real))  # pictures won without a real one, less those lost
     for block, found in squared_distances(generated, real):
@@ -92,7 +91,7 @@ def count_precision(generated: np.ndarray, real: np.ndarray, k: int) -> tuple[fl
         covered[block] = count > 0
         point, ball = np.nonzero((found <= wider) & ~inside & (count <= 1)[:, None])
         # (generated, real): without that real picture some ball grows to hold the generated one.
-        pairs = np.unique(np.stack([np.repeat(point, k), numbers[ball, :k].ravel()]), axis=1)
+        pairs = np.unique(np.stack([np.repeat(point, k), numbers[ball].ravel()]), axis=1)
         owner = np.where(count == 1, inside.argmax(axis=1), -1)
         open_, kept = count[pairs[0]] == 0, owner[pairs[0]] == pairs[1]
         change += np.bincount(pairs[1][open_ | kept], minlength=len(real))
@@ -109,35 +108,35 @@ def count_recall(generated: np.ndarray, real: np.ndarray, k: int) -> tuple[float
 def count_density(generated: np.ndarray, real: np.ndarray, k: int) -> tuple[float, np.ndarray, np.ndarray]:
     """In how many balls of real pictures a generated one lies, by k (Naeem et al. 2020, arXiv:2002.09797); 1 is
     expected of equal distributions, more is possible."""
-    numbers, distances = _neighbours(real, k)
-    radii, wider = distances[:, k - 1], distances[:, k]
+    numbers, radii, wider = _balls(real, k)
     inside, growth, terms = np.zeros(len(real)), np.zeros(len(real)), np.empty(len(generated))
     for block, found in squared_distances(generated, real):
         within = found < radii
         terms[block] = within.sum(axis=1) / k
         inside += within.sum(axis=0)
         growth += (found < wider).sum(axis=0) - within.sum(axis=0)
-    gained = np.bincount(numbers[:, :k].ravel(), np.repeat(growth, k), len(real))
+    gained = np.bincount(numbers.ravel(), np.repeat(growth, k), len(real))
     of_real = (len(real) - 1) * (inside - gained) / (k * len(generated))
     return terms.mean(), terms, of_real
 
 
 def count_coverage(generated: np.ndarray, real: np.ndarray, k: int) -> tuple[float, np.ndarray, np.ndarray]:
     """The share of the real pictures whose ball holds a generated one (the same)."""
-    numbers, distances = _neighbours(real, k)
-    radii, wider = distances[:, k - 1], distances[:, k]
+    numbers, radii, wider = _balls(real, k)
     (holder, _), (first, second) = (one.T for one in nearest(real, generated, 2))
     covered = first < radii
     gains = (first >= radii) & (first < wider)
-    of_real = covered - np.bincount(numbers[:, :k].ravel(), np.repeat(gains, k), len(real))
+    of_real = covered - np.bincount(numbers.ravel(), np.repeat(gains, k), len(real))
     lost = np.bincount(holder[covered & (second >= radii)], minlength=len(generated))
     of_generated = (len(generated) - 1) * lost / len(real)
     return covered.mean(), of_generated, of_real
 
 
-def _neighbours(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k + 1 nearest other rows of each: the last is what sets the radius when one of the others is missing."""
-    return nearest(rows, rows, k + 1, own=np.arange(len(rows)))
+def _balls(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each row the numbers [N, k] of its nearest others, its ball's squared radius [N], and what that is when one of
+    these is missing."""
+    numbers, distances = nearest(rows, rows, k + 1, own=np.arange(len(rows)))
+    return numbers[:, :k], distances[:, k - 1], distances[:, k]
 
 
 def diversity(generated: np.ndarray, *, seed: int) -> Measured:

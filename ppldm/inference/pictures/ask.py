@@ -8,7 +8,7 @@ and an address in it is shown and never asked.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -225,6 +225,7 @@ def _read(path: Path, asked) -> tuple[dict, dict]:
     """(what a picture says of its drawing, of its model), checked, but for what flags say. Raises ConfigError."""
     from PIL import Image
 
+    from ..serving.parameters import check
     from .draw import SOURCE, read_settings
 
     record = read_settings(path)
@@ -240,7 +241,7 @@ def _read(path: Path, asked) -> tuple[dict, dict]:
     try:
         for name in (record.keys() & table.keys()) - given:
             try:
-                found[name] = table[name].check(record[name])
+                found[name] = check(name, record[name], table)
             except ConfigError as error:
                 flag = f"{flag_of(name)}, or " if name in (*flags, "prompt") else ""
                 raise ConfigError(f"{error}; give {flag}another picture") from error
@@ -263,25 +264,24 @@ def _read(path: Path, asked) -> tuple[dict, dict]:
     return found, source
 
 
-def _table() -> dict[str, Any]:
-    """What a picture's record may say, by name: as a request, and what a request cannot."""
+def _table() -> dict[str, dict]:
+    """The schema of what a picture's record may say, by name: as a request, and what a request cannot."""
     from ...networks.engine import DTYPES, ENGINES
-    from ..serving.parameters import Parameter, make_parameters
+    from ..serving.parameters import choice, make_parameters, number, text
 
-    usual = {one.name: one for one in make_parameters(("",), max_side=1 << 14, max_steps=1 << 20)}
-    for name in ("model", "image", "mask", "num_samples"):
+    usual = make_parameters(("",), max_side=1 << 14, max_steps=1 << 20)
+    for name in ("model", "num_samples"):
         del usual[name]
-    usual["guidance_scale"] = replace(usual["guidance_scale"], low=-1e6, high=1e6)
-    own = (
-        Parameter("index", "integer", "", low=0, high=2**31 - 1),
-        Parameter("control_scale", "number", "", low=-1e6, high=1e6),
-        Parameter("prompt_syntax", "choice", "", choices=SYNTAXES),
-        Parameter("engine", "choice", "", choices=ENGINES),
-        Parameter("dtype", "choice", "", choices=DTYPES),
-        Parameter("exact", "flag", "", default=False),
-        *(Parameter(name, "text", "") for name in ("weights", "control", "image", "mask")),
-    )
-    return usual | {one.name: one for one in own}
+    own = {
+        "guidance_scale": number(-1e6, 1e6),
+        "index": number(0, 2**31 - 1, kind="integer"),
+        "control_scale": number(-1e6, 1e6),
+        "prompt_syntax": choice(SYNTAXES),
+        "engine": choice(ENGINES),
+        "dtype": choice(DTYPES),
+        "exact": {"type": "boolean", "default": False},
+    }
+    return usual | own | {name: text() for name in ("weights", "control", "image", "mask")}
 
 
 def _check_name(name: str, value) -> Any:

@@ -5,17 +5,17 @@ import time
 from contextlib import nullcontext
 from importlib.resources import files
 
-import numpy as np
 import yaml
 
 from ... import __version__
 from ...utils.errors import ConfigError, PpldmError
+from ...utils.pictures import as_png
 from ...utils.text import count_of
 from ...utils.web.page import STYLE
-from ...utils.web.server import ask_for_token, make_flask, render_page
+from ...utils.web.server import make_flask, render_page
 from .jobs import DRAWING, ENDED, WAITING, Job, Queue, QueueFullError, StoppingError
 from .paint import Painter
-from .parameters import Parameter, make_parameters, read_request
+from .parameters import make_parameters, read_request
 
 MOST_BYTES = 12 << 20  # of a request: a picture and a mask in base64
 _SENTENCES = {
@@ -36,24 +36,19 @@ _STATUSES = {_NotFoundError: 404, QueueFullError: 429, StoppingError: 503}
 
 def make_api(painter: Painter, queue: Queue, hosts=(), token: str = "", page=False, **limits: int):
     """The Flask application. token: asked for, if any; page: whether / is the page; limits: of `make_parameters`."""
-    from flask import jsonify
-
-    flask = make_flask(hosts, _SENTENCES, MOST_BYTES)
-    if token:
-        ask_for_token(flask, token, lambda request: request.method in ("GET", "HEAD") and request.path in _OPEN)
+    flask = make_flask(hosts, _SENTENCES, MOST_BYTES, token or None, _OPEN)
 
     def refused(error):
         status = _STATUSES[type(error)]
         # Until there is room: as one drawing has taken on average.
         seconds = max(1, round(queue.seconds / max(1, sum(queue.counts[state] for state in ENDED))))
-        return jsonify(error=str(error)), status, {"Retry-After": str(seconds)} if status in (429, 503) else {}
+        return {"error": str(error)}, status, {"Retry-After": str(seconds)} if status in (429, 503) else {}
 
     for kind in _STATUSES:
         flask.register_error_handler(kind, refused)
     parameters = make_parameters(tuple(painter.models), **limits)
-    painter.limit(next(one.high for one in parameters if one.name == "num_inference_steps"))
-    _take_jobs(flask, painter, queue, parameters)
-    _give_pictures(flask, queue)
+    painter.limit(parameters["num_inference_steps"]["maximum"])
+    _answer_jobs(flask, painter, queue, parameters)
     _describe_itself(flask, painter, queue, parameters)
     if page:
         kinds = ("html", "css", "js")
@@ -62,8 +57,8 @@ def make_api(painter: Painter, queue: Queue, hosts=(), token: str = "", page=Fal
     return flask
 
 
-def _take_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
-    from flask import jsonify, request
+def _answer_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
+    from flask import Response, request
 
     decoder = threading.Lock()
 
@@ -74,30 +69,25 @@ def _take_jobs(flask, painter: Painter, queue: Queue, parameters) -> None:
         queue.check_room()  # before a picture is decoded, which takes memory: one at a time
         has_picture = isinstance(asked, dict) and any(asked.get(name) is not None for name in ("image", "mask"))
         with decoder if has_picture else nullcontext():
-            settings, num_steps, warning = painter.prepare(read_request(asked, parameters))
-        job = queue.add(settings, num_steps, warning)
-        return jsonify(describe_job(queue, job)), 202, {"Location": f"/v1/jobs/{job.id}"}
+            job = queue.add(*painter.prepare(read_request(asked, parameters)))
+        return describe_job(queue, job), 202, {"Location": f"/v1/jobs/{job.id}"}
 
     @flask.get("/v1/jobs")
     def jobs():
         newest = request.args.get("newest", "")
         if newest and not (newest.isdecimal() and len(newest) < 10 and int(newest)):
             raise ConfigError(f"newest {newest[:20]!r} must be a whole number from 1")
-        return jsonify(jobs=[describe_job(queue, job) for job in queue.jobs()[-int(newest or 0) :]])
+        return {"jobs": [describe_job(queue, job) for job in queue.jobs()[-int(newest or 0) :]]}
 
     @flask.get("/v1/jobs/<name>")
     def job(name):
-        return jsonify(describe_job(queue, _find(queue, name)))
+        return describe_job(queue, _find(queue, name))
 
     @flask.delete("/v1/jobs/<name>")
     def cancel(name):
         found = _find(queue, name)
         queue.cancel(found)
-        return jsonify(describe_job(queue, found))
-
-
-def _give_pictures(flask, queue: Queue) -> None:
-    from flask import Response
+        return describe_job(queue, found)
 
     @flask.get("/v1/jobs/<name>/pictures/<int:number>")
     def picture(name, number):
@@ -112,8 +102,6 @@ def _give_pictures(flask, queue: Queue) -> None:
 
     @flask.get("/v1/jobs/<name>/preview")
     def preview(name):
-        from ...utils.pictures import as_png
-
         job = _find(queue, name)
         if (small := job.preview) is None:
             raise _NotFoundError(f"job {job.id} has no preview: it is {job.state}")
@@ -121,18 +109,18 @@ def _give_pictures(flask, queue: Queue) -> None:
 
 
 def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
-    from flask import Response, jsonify
+    from flask import Response
 
     document = make_document(parameters)
 
     @flask.get("/v1/models")
     def models():
-        return jsonify(models=painter.describe(), parameters={one.name: one.schema() for one in parameters})
+        return {"models": painter.describe(), "parameters": parameters}
 
     @flask.get("/v1/health")
     def health():
-        state = "stopping" if queue.is_stopping else "ok" if queue.is_alive else "failed"
-        return jsonify(status=state), 200 if state == "ok" else 503
+        state = "stopping" if queue.is_stopping else "ok" if queue.worker.is_alive() else "failed"
+        return {"status": state}, 200 if state == "ok" else 503
 
     @flask.get("/v1/metrics")
     def metrics():
@@ -145,20 +133,18 @@ def _describe_itself(flask, painter: Painter, queue: Queue, parameters) -> None:
             ("ppldm_jobs_total", "counter", "Jobs by how they ended.", ended),
             ("ppldm_pictures_total", "counter", "Pictures drawn.", [("", queue.counts["pictures"])]),
             ("ppldm_steps_total", "counter", "Steps of samplers.", [("", queue.counts["steps"])]),
-            ("ppldm_drawing_seconds_total", "counter", "Time spent drawing.", [("", queue.seconds)]),
+            ("ppldm_drawing_seconds_total", "counter", "Time spent drawing.", [("", f"{queue.seconds:g}")]),
             ("ppldm_pictures_bytes", "gauge", "Pictures held in memory.", [("", queue.pictures.bytes)]),
         )
         lines = []
         for name, kind, words, values in found:
             lines += [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{label} {value:g}" if isinstance(value, float) else f"{name}{label} {value}"
-                      for label, value in values]  # fmt: skip
-        text = "\n".join(lines) + "\n"
-        return Response(text, content_type="text/plain; version=0.0.4; charset=utf-8")
+            lines += [f"{name}{label} {value}" for label, value in values]
+        return Response("\n".join(lines) + "\n", content_type="text/plain; version=0.0.4; charset=utf-8")
 
     @flask.get("/v1/openapi.json")
     def openapi():
-        return jsonify(document)
+        return document
 
 
 def _find(queue: Queue, name: str) -> Job:
@@ -171,33 +157,19 @@ def describe_job(queue: Queue, job: Job) -> dict:
     """How a job stands, JSON-ready."""
     seconds = (job.ended or time.time()) - job.started if job.started else 0.0
     running = job.state == DRAWING and job.step
-    return {
-        "id": job.id,
-        "state": job.state,
-        "place": queue.place(job),
-        "step": job.step,
-        "num_steps": job.num_steps,
-        "seconds": round(seconds, 3),
-        "seconds_left": round(seconds / job.step * (job.num_steps - job.step), 3) if running else None,
-        "num_pictures": job.num_pictures,
-        "has_preview": job.preview is not None,
-        "error": job.error,
-        "warning": job.warning,
-        "settings": {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)},
-    }
+    left = round(seconds / job.step * (job.num_steps - job.step), 3) if running else None
+    plain = ("id", "state", "step", "num_steps", "num_pictures", "error", "warning")
+    found = {name: getattr(job, name) for name in plain} | {"place": queue.place(job), "seconds": round(seconds, 3)}
+    return found | {"seconds_left": left, "has_preview": job.preview is not None, "settings": job.settings}
 
 
-def make_document(parameters: tuple[Parameter, ...]) -> dict:
+def make_document(parameters: dict[str, dict]) -> dict:
     """The document, JSON-ready."""
     document = yaml.safe_load(files(__package__).joinpath("openapi.yaml").read_text("utf-8"))
     document["info"]["version"] = __version__
     schemas = document["components"]["schemas"]
     for schema in schemas.values():
         schema["required"] = list(schema["properties"])
-    schemas["Request"] = {
-        "type": "object",
-        "required": ["prompt"],
-        "properties": {one.name: one.schema() for one in parameters},
-        "additionalProperties": False,
-    }
+    request = {"type": "object", "required": ["prompt"], "properties": parameters, "additionalProperties": False}
+    schemas["Request"] = request
     return document

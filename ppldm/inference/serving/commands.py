@@ -12,6 +12,7 @@ from ...utils.errors import ConfigError
 from ...utils.files import local_path
 from ...weights.fetch import check_name
 from ...weights.lora.flag import Loras, check_loras
+from ..pictures.ask import require_positive
 
 _Models = Annotated[list[str], {"opt": True, "required": True, "nargs": "+", "type": str, "metavar": "MODEL"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -45,9 +46,7 @@ def _serve(
     from ...utils.web.server import check_port, is_loopback, serve
 
     limits = {"max_pictures": max_pictures, "max_side": max_side, "max_steps": max_steps}
-    for name, most in {**limits, "max_waiting": max_waiting, "max_memory_mb": max_memory_mb}.items():
-        if most < 1:
-            raise ConfigError(f"--{name} {most} must be above 0")
+    require_positive(**limits, max_waiting=max_waiting, max_memory_mb=max_memory_mb)
     check_port(port)
     for name in models:
         if models.count(name) > 1:

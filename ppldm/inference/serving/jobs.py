@@ -9,9 +9,10 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,8 +39,9 @@ class _Cancelled(Exception):
 
 @dataclass(eq=False)
 class Job:
-    """One drawing. settings: what `draw` is asked for. num_steps: of all its batches. warning: what its sender should
-    know. preview: uint8 [h, w, 3], what it may become; None: nothing yet. Times are seconds since 1970; 0: not yet."""
+    """One drawing. settings: what is told of it. plan: what `draw` draws, until it has ended. num_steps: of all its
+    batches. warning: what its sender should know. preview: uint8 [h, w, 3], what it may become; None: nothing yet.
+    Times are seconds since 1970; 0: not yet."""
 
     id: str
     settings: dict
@@ -49,9 +51,9 @@ class Job:
     num_pictures: int = 0
     error: str = ""
     warning: str = ""
-    added: float = field(default_factory=time.time)
     started: float = 0.0
     ended: float = 0.0
+    plan: Any = None
     preview: np.ndarray | None = None
     is_cancelled: bool = False
 
@@ -105,14 +107,14 @@ class Queue:
         self._draw = draw
         self._jobs: OrderedDict[str, Job] = OrderedDict()
         self._changed = threading.Condition()
-        self._worker = threading.Thread(target=self._work, name="drawing", daemon=True)
-        self._worker.start()
+        self.worker = threading.Thread(target=self._work, name="drawing", daemon=True)
+        self.worker.start()
 
-    def add(self, settings: dict, num_steps: int, warning: str = "") -> Job:
+    def add(self, settings: dict, num_steps: int, warning: str = "", plan: Any = None) -> Job:
         """A new job at the end. Raises QueueFullError, StoppingError."""
         with self._changed:
             self.check_room()
-            job = Job(secrets.token_hex(8), settings, num_steps, warning=warning)
+            job = Job(secrets.token_hex(8), settings, num_steps, warning=warning, plan=plan)
             self._jobs[job.id] = job
             self._changed.notify_all()
             return job
@@ -163,13 +165,8 @@ class Queue:
                     job.error = "ppldm stopped before it was drawn"
                     self._end(job, CANCELLED)
             self._changed.notify_all()
-        self._worker.join()
+        self.worker.join()
         return was_drawing
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether jobs are still drawn."""
-        return self._worker.is_alive()
 
     def picture_name(self, job: Job, number: int) -> str:
         """The name among `pictures` of one of a job's."""
@@ -193,13 +190,11 @@ class Queue:
     def _next(self) -> Job | None:
         """The first that waits, once there is one; None when there will be none."""
         with self._changed:
-            while True:
-                waiting = next((job for job in self._jobs.values() if job.state == WAITING), None)
-                if waiting or self.is_stopping:
-                    break
+            while not (waiting := next((job for job in self._jobs.values() if job.state == WAITING), None)):
+                if self.is_stopping:
+                    return None
                 self._changed.wait()
-            if waiting:
-                waiting.state, waiting.started = DRAWING, time.time()
+            waiting.state, waiting.started = DRAWING, time.time()
             return waiting
 
     def _do(self, job: Job) -> None:
@@ -216,8 +211,8 @@ class Queue:
 
     def _end(self, job: Job, state: str) -> None:
         """Under the lock."""
-        job.state, job.ended, job.preview = state, time.time(), None
-        job.settings = {name: value for name, value in job.settings.items() if not isinstance(value, np.ndarray)}
+        job.state, job.ended = state, time.time()
+        job.preview = job.plan = None
         self.counts[state] += 1
         self.counts["pictures"] += job.num_pictures
         self.seconds += job.ended - job.started if job.started else 0.0

@@ -19,7 +19,7 @@ from ...utils.pictures import as_png
 from ...utils.rng import Stream, make_rng
 from ..beginning import read_beginning
 from ..pictures.draw import batches_of, draw_batches
-from ..pictures.plan import Plan
+from ..pictures.plan import SCALE, Plan
 from ..prompt_weights import describe_prompts
 from ..prompts import Request
 from .jobs import Job
@@ -101,8 +101,9 @@ class Painter:
             for name, one in self.models.items()
         ]
 
-    def prepare(self, values: dict) -> tuple[dict, int, str]:
-        """(settings of a job, its steps, what its sender should know) of a request's values. Raises ConfigError."""
+    def prepare(self, values: dict) -> tuple[dict, int, str, Plan]:
+        """(settings of a job, its steps, what its sender should know, what is drawn) of a request's values. Raises
+        ConfigError."""
         model = self.models[values["model"]]
         size = height, width = tuple(values[side] or model.resolution for side in ("height", "width"))
         image, mask, strength = (values[name] for name in ("image", "mask", "strength"))
@@ -119,24 +120,20 @@ class Painter:
         except ConfigError as error:
             raise ConfigError(str(error).replace("--", "")) from error
         plain = {name: value for name, value in values.items() if name not in ("image", "mask")}
-        settings = {**plain, **given, "height": height, "width": width,
-                    **{name: getattr(drawing, name) for name in KEPT}}  # fmt: skip
+        settings = plain | {"height": height, "width": width} | {name: getattr(drawing, name) for name in KEPT}
+        requests, axes = [Request(values["prompt"], values["negative_prompt"])], {SCALE: [drawing.guidance_scale]}
+        plan = Plan(requests, values["num_samples"], axes, drawing, values["seed"], height, width, exact=False,
+                    source=self.sources[values["model"]], **given)  # fmt: skip
         batches = math.ceil(values["num_samples"] / BATCH_SIZE)
         warning = describe_prompts(model, [values["prompt"], values["negative_prompt"]], has_syntaxes=False)
-        return settings, batches * drawing.num_passes(), warning
+        return settings, batches * drawing.num_passes(), warning, plan
 
     def draw(self, job: Job, tell: Callable) -> Iterator[bytes]:
         """The job's pictures as PNG, a batch at a time. Raises PpldmError."""
-        values, model = job.settings, self.models[job.settings["model"]]
-        drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)})
-        request = Request(values["prompt"], values["negative_prompt"])
-        axes = {"guidance_scale": [drawing.guidance_scale]}
-        plan = Plan([request], values["num_samples"], axes, drawing, values["seed"], values["height"], values["width"],
-                    exact=False, image=values.get("image"), mask=values.get("mask"),
-                    source=self.sources[values["model"]])  # fmt: skip
+        plan, model = job.plan, self.models[job.settings["model"]]
         records = {one: plan.record(model, *one) for one in plan.jobs()}
         batches = list(batches_of(plan, records, BATCH_SIZE))
-        preview, shown, done = self.previews[values["model"]], 0.0, 0
+        preview, shown, done = self.previews[job.settings["model"]], 0.0, 0
 
         def follow(count: int, step: int, num_steps: int, latents) -> None:
             nonlocal shown

@@ -1,9 +1,8 @@
-"""What a request may say and how much, as one table that checks requests and makes the OpenAPI document."""
+"""What a request may say and how much: JSON Schemas, by which requests are checked and which the document shows."""
 
 import base64
 import binascii
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,108 +17,88 @@ from ..prompts import check_prompt
 
 MOST_LETTERS = 10_000  # of a prompt
 _LEAST_PIXELS, _TIMES = 1 << 20, 16  # that a picture may have; or so many times as the largest that is drawn
-_TYPES = {"text": "string", "choice": "string", "picture": "string", "integer": "integer", "number": "number",
-          "flag": "boolean"}  # fmt: skip
 _SHOWN = 60  # letters of a value in a message
 _SAID = dict.fromkeys(("steps", "num_steps"), "num_inference_steps")  # which nothing is near to
 
 
-@dataclass(frozen=True)
-class Parameter:
-    """One value of a request. kind: a key of `_TYPES`. default None: what the model has, or nothing."""
+def text(help: str = "", **more) -> dict:
+    return {"type": "string", "description": help, "maxLength": MOST_LETTERS, **more}
 
-    name: str
-    kind: str
-    help: str
-    default: Any = None
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
 
-    def check(self, value: Any) -> Any:
-        """The value as it is used; a picture as uint8 [H, W, 3]. Raises ConfigError."""
-        if value is None and self.name != "prompt":
-            return self.default
-        if self.kind in ("integer", "number"):
-            return self._check_number(value)
-        if self.kind == "picture":
-            return read_picture(value, self.name, self.high)
-        if self.kind == "flag":
-            if not isinstance(value, bool):
-                raise ConfigError(f"{self.name} {cut(value)} is neither true nor false")
-            return value
-        check_prompt(value, self.name)
-        if self.kind == "choice" and value not in self.choices:
-            raise ConfigError(f"{self.name} {value[:_SHOWN]!r} is not one of {', '.join(self.choices)}")
-        if len(value) > MOST_LETTERS:
-            raise ConfigError(f"{self.name} has {len(value)} letters; use {MOST_LETTERS} at most")
-        return value
+def choice(known, help: str = "", **more) -> dict:
+    return {"type": "string", "description": help, "enum": list(known), **more}
 
-    def _check_number(self, value: Any) -> Any:
-        whole = self.kind == "integer"
-        good = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and not whole)
-        if not good or isinstance(value, bool) or not self.low <= value <= self.high:
-            what = "a whole number" if whole else "a number"
-            most = self.high if isinstance(self.high, int) else f"{self.high:g}"
-            raise ConfigError(f"{self.name} {cut(value)} must be {what} from {self.low:g} to {most}")
-        return value if whole else float(value)
 
-    def schema(self) -> dict:
-        """As JSON Schema."""
-        found: dict[str, Any] = {"type": _TYPES[self.kind], "description": self.help}
-        if self.low is not None:
-            found |= {"minimum": self.low, "maximum": self.high}
-        if self.kind == "picture":
-            found["contentEncoding"] = "base64"
-        elif self.kind == "text":
-            found["maxLength"] = MOST_LETTERS
-        if self.choices:
-            found["enum"] = list(self.choices)
-        if self.default is not None:
-            found["default"] = self.default
-        return found
+def number(low: float, high: float, help: str = "", kind: str = "number", **more) -> dict:
+    return {"type": kind, "description": help, "minimum": low, "maximum": high, **more}
 
 
 def make_parameters(
     models: tuple[str, ...], max_pictures: int = 16, max_side: int = 1024, max_steps: int = 250
-) -> tuple[Parameter, ...]:
-    """What a request may say of these models: so many pictures, of such sides in pixels, in so many steps."""
-    pixels: dict[str, Any] = {"kind": "integer", "low": 8, "high": max_side}
-    picture: dict[str, Any] = {"kind": "picture", "high": max(_LEAST_PIXELS, _TIMES * max_side**2)}
-    share: dict[str, Any] = {"kind": "number", "low": 0, "high": 1, "default": 0.0}
-    return (
-        Parameter("prompt", "text", "what to draw"),
-        Parameter("negative_prompt", "text", "what the pictures should not show", ""),
-        Parameter("model", "choice", "which of the models draws", models[0], choices=models),
-        Parameter("num_samples", "integer", "how many pictures", 1, 1, max_pictures),
-        Parameter("seed", "integer", "the same seed and prompt give the same pictures", 23, 0, MAX_SEED),
-        Parameter("width", help="pixels; by default as trained", **pixels),
-        Parameter("height", help="pixels; by default as trained", **pixels),
-        Parameter("num_inference_steps", "integer", "steps of the sampler; by default the model's", None, 1,
-                  max_steps),
-        Parameter("guidance_scale", "number", "how much to follow the prompt; 1: not guided; by default the model's",
-                  None, 0, MOST_GUIDANCE),
-        Parameter("sampler", "choice", "by default the model's", choices=SAMPLERS),
-        Parameter("guidance_rescale", help="how much of the contrast that guidance adds is taken back", **share),
-        Parameter("eta", help="share of fresh noise in each step of ddim", **share),
-        Parameter("timestep_spacing", "choice", "by default the model's", choices=tuple(TIMESTEP_SPACINGS)),
-        Parameter("sigma_schedule", "choice", "for samplers over sigmas", choices=SIGMA_SCHEDULES),
-        Parameter("image", help="a picture to draw over: a PNG, JPEG or WebP file in base64", **picture),
-        Parameter("mask", help="the same, light where the picture is drawn anew; the rest is kept", **picture),
-        Parameter("strength", "number", "how much of a picture is changed; by default 0.8, with a mask 1", None, 0, 1),
-    )  # fmt: skip
+) -> dict[str, dict]:
+    """What a request may say of these models: so many pictures, of such sides in pixels, in so many steps; the schema
+    of each value by its name. Without a default it is what the model has, or nothing."""
+    file = {"type": "string", "contentEncoding": "base64"}
+    return {
+        "prompt": text("what to draw"),
+        "negative_prompt": text("what the pictures should not show", default=""),
+        "model": choice(models, "which of the models draws", default=models[0]),
+        "num_samples": number(1, max_pictures, "how many pictures", "integer", default=1),
+        "seed": number(0, MAX_SEED, "the same seed and prompt give the same pictures", "integer", default=23),
+        "width": number(8, max_side, "pixels; by default as trained", "integer"),
+        "height": number(8, max_side, "pixels; by default as trained", "integer"),
+        "num_inference_steps": number(1, max_steps, "steps of the sampler; by default the model's", "integer"),
+        "guidance_scale": number(
+            0, MOST_GUIDANCE, "how much to follow the prompt; 1: not guided; by default the model's"
+        ),
+        "sampler": choice(SAMPLERS, "by default the model's"),
+        "guidance_rescale": number(0, 1, "how much of the contrast that guidance adds is taken back", default=0.0),
+        "eta": number(0, 1, "share of fresh noise in each step of ddim", default=0.0),
+        "timestep_spacing": choice(TIMESTEP_SPACINGS, "by default the model's"),
+        "sigma_schedule": choice(SIGMA_SCHEDULES, "for samplers over sigmas"),
+        "image": file | {"description": "a picture to draw over: a PNG, JPEG or WebP file in base64"},
+        "mask": file | {"description": "the same, light where the picture is drawn anew; the rest is kept"},
+        "strength": number(0, 1, "how much of a picture is changed; by default 0.8, with a mask 1"),
+    }
 
 
-def read_request(asked: Any, parameters: tuple[Parameter, ...]) -> dict:
+def check(name: str, value: Any, known: dict[str, dict]) -> Any:
+    """The value of a parameter as it is used; a picture as uint8 [H, W, 3]. Raises ConfigError."""
+    schema = known[name]
+    kind = schema["type"]
+    if value is None and name != "prompt":
+        return schema.get("default")
+    if "minimum" in schema:
+        low, high = schema["minimum"], schema["maximum"]
+        good = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and kind == "number")
+        if not good or isinstance(value, bool) or not low <= value <= high:
+            what = "a whole number" if kind == "integer" else "a number"
+            most = high if isinstance(high, int) else f"{high:g}"
+            raise ConfigError(f"{name} {cut(value)} must be {what} from {low:g} to {most}")
+        return value if kind == "integer" else float(value)
+    if "contentEncoding" in schema:
+        return read_picture(value, name, max(_LEAST_PIXELS, _TIMES * known["width"]["maximum"] ** 2))
+    if kind == "boolean":
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} {cut(value)} is neither true nor false")
+        return value
+    check_prompt(value, name)
+    if value not in schema.get("enum", [value]):
+        raise ConfigError(f"{name} {value[:_SHOWN]!r} is not one of {', '.join(schema['enum'])}")
+    if len(value) > schema.get("maxLength", math.inf):
+        raise ConfigError(f"{name} has {len(value)} letters; use {MOST_LETTERS} at most")
+    return value
+
+
+def read_request(asked: Any, known: dict[str, dict]) -> dict:
     """The values of a request's JSON by name, defaults filled in. Raises ConfigError."""
     if not isinstance(asked, dict) or "prompt" not in asked:
         raise ConfigError('send an object with a "prompt"')
-    known = {one.name for one in parameters}
     if unknown := sorted(str(name) for name in asked.keys() - known):
         name = unknown[0][:_SHOWN]
         meant = f"did you mean {_SAID[name]}?" if name in _SAID else did_you_mean(name, known)
         raise ConfigError(f"no setting {name!r}; {meant}")
-    values = {one.name: one.check(asked.get(one.name)) for one in parameters}
+    values = {name: check(name, asked.get(name), known) for name in known}
     if not values["prompt"].strip():
         raise ConfigError("the prompt is empty; write what to draw")
     return values
@@ -133,8 +112,7 @@ def read_picture(value: Any, name: str, most_pixels: float | None = None) -> np.
         content = base64.b64decode(value[value.find(",") + 1 :] if value.startswith("data:") else value, validate=True)
         width, height = stored_size(content)
         if width * height > (most_pixels or _LEAST_PIXELS):
-            size = f"{width} x {height}"
-            raise ConfigError(f"{name} has {size} pixels; make it smaller, about as large as what is drawn")
+            raise ConfigError(f"{name} has {width} x {height} pixels; make it smaller, about as large as what is drawn")
         return decode_pixels(content, formats=("PNG", "JPEG", "WEBP"))
     except (binascii.Error, ValueError, RowError) as error:
         raise ConfigError(f"{name} is not a PNG, JPEG or WebP file in base64") from error

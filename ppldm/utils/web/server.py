@@ -12,12 +12,13 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError, PpldmError
 from ..log import get_logger
 from ..processes.signals import handle
+from .page import render
 
 # What HTTP's own errors mean here, by status; a page adds its own.
 _SENTENCES = {
@@ -31,9 +32,10 @@ _LOOK_SECONDS = 0.5
 _QUIET_SECONDS = 60  # after which a connection is closed on which nothing comes
 
 
-def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
-    """A Flask application that answers its own page only. hosts: further names; sentences: what HTTP's errors mean."""
-    from flask import Flask, g, jsonify, request
+def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10, token: str | None = None, open_paths=None):
+    """A Flask application that answers its own page only. hosts: further names; sentences: what HTTP's errors mean.
+    token: to bring as X-Token or Bearer, but not to read `open_paths` (None: not to read at all)."""
+    from flask import Flask, g, request
     from werkzeug.exceptions import HTTPException
 
     large = f"the request is larger than {most_bytes >> 10} kB; make its words or pictures smaller"
@@ -44,10 +46,15 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
     @flask.before_request
     def refuse_strangers():
         if not is_own_host(request.host, hosts):
-            return jsonify(error=f"{request.host[:80]} is not this machine; name it with --allow-host"), 403
+            return {"error": f"{request.host[:80]} is not this machine; name it with --allow-host"}, 403
         origin = request.headers.get("Origin")
         if origin is not None and urlsplit(origin).netloc != request.host:
-            return jsonify(error="the request comes from another site's page"), 403
+            return {"error": "the request comes from another site's page"}, 403
+        if token is None or (request.method in ("GET", "HEAD") and (open_paths is None or request.path in open_paths)):
+            return None
+        given = request.headers.get("X-Token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not (token and secrets.compare_digest(given.encode(), token.encode())):
+            return {"error": "the token is missing or wrong; open the address that the terminal shows"}, 401
 
     @flask.after_request
     def protect(response):
@@ -61,35 +68,22 @@ def make_flask(hosts=(), sentences=None, most_bytes: int = 64 << 10):
 
     @flask.errorhandler(PpldmError)
     def refused(error):
-        return jsonify(error=str(error)), 400
+        return {"error": str(error)}, 400
 
     @flask.errorhandler(RecursionError)
     def nested(error):
-        return jsonify(error="the request is nested too deeply; send an object of plain values"), 400
+        return {"error": "the request is nested too deeply; send an object of plain values"}, 400
 
     @flask.errorhandler(HTTPException)
     def failed(error):
-        return jsonify(error=sentences.get(error.code, f"HTTP {error.code}: {error.name}")), error.code
+        return {"error": sentences.get(error.code, f"HTTP {error.code}: {error.name}")}, error.code
 
     return flask
-
-
-def ask_for_token(flask, token: str, is_open: Callable[..., bool]) -> None:
-    """Refuse requests that are not `is_open(request)` and do not bring the token, as X-Token or as Bearer."""
-    from flask import jsonify, request
-
-    @flask.before_request
-    def refuse_without():
-        given = request.headers.get("X-Token") or request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not is_open(request) and not (token and secrets.compare_digest(given.encode(), token.encode())):
-            return jsonify(error="the token is missing or wrong; open the address that the terminal shows"), 401
 
 
 def render_page(template: str, **values) -> str:
     """`page.render` of the request that is answered, whose policy allows its script by {{ nonce }}."""
     from flask import g
-
-    from .page import render
 
     g.nonce = secrets.token_urlsafe(16)
     return render(template, nonce=g.nonce, **values)
@@ -150,17 +144,15 @@ def is_own_host(host: str, names=()) -> bool:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return False
-    try:
-        ipaddress.ip_address(name)
-        return True
-    except ValueError:
-        own = ("localhost", socket.gethostname(), socket.getfqdn(), *names)
-        return name in {one.lower() for one in own}
+    own = ("localhost", socket.gethostname(), socket.getfqdn(), *names)
+    return _address(name) is not None or name in {one.lower() for one in own}
 
 
 def is_loopback(host: str) -> bool:
     """Whether nobody but this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost" or getattr(_address(host), "is_loopback", False)
+
+
+def _address(host: str):
+    with suppress(ValueError):
+        return ipaddress.ip_address(host)

@@ -16,7 +16,7 @@ import ppldm
 from ppldm.inference.pictures.draw import SETTINGS_CHUNK
 from ppldm.inference.serving.api import make_api, make_document
 from ppldm.inference.serving.jobs import Pictures, Queue
-from ppldm.inference.serving.parameters import make_parameters
+from ppldm.inference.serving.parameters import check, make_parameters
 from ppldm.utils.pictures import as_png
 
 MANY = 200 if ALL else 60  # requests at once
@@ -264,16 +264,18 @@ def test_the_document_says_what_the_server_does(client):
 def test_what_the_document_allows_is_what_is_taken(limits):
     parameters = make_parameters(("a", "b"), *limits)
     schema = make_document(parameters)["components"]["schemas"]["Request"]["properties"]
-    for one in parameters:
-        said = schema[one.name]
+    assert schema.keys() == parameters.keys()
+    for name, said in schema.items():
         if "minimum" in said:
-            assert one.check(said["minimum"]) == said["minimum"] and one.check(said["maximum"]) == said["maximum"]
+            for end in (said["minimum"], said["maximum"]):
+                assert check(name, end, parameters) == end
             for wrong in (said["minimum"] - 1, said["maximum"] + 1):
-                with pytest.raises(ppldm.utils.errors.ConfigError, match=one.name):
-                    one.check(wrong)
-        assert "default" not in said or one.check(said["default"]) == said["default"] == one.check(None)
+                with pytest.raises(ppldm.utils.errors.ConfigError, match=name):
+                    check(name, wrong, parameters)
+        if "default" in said:
+            assert check(name, said["default"], parameters) == said["default"] == check(name, None, parameters)
         for choice in said.get("enum", ()):
-            assert one.check(choice) == choice
+            assert check(name, choice, parameters) == choice
 
 
 @pytest.mark.parametrize(

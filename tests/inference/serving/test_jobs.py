@@ -123,19 +123,19 @@ def test_one_failure_is_not_the_end_of_the_others(error, said):
     queue = Queue(Drawn(), Pictures())
     failed, fine = queue.add({"error": error}, STEPS), queue.add({}, STEPS)
     ended(failed, fine)
-    assert (failed.state, failed.error, fine.state) == (FAILED, said, DONE) and queue.is_alive
+    assert (failed.state, failed.error, fine.state) == (FAILED, said, DONE) and queue.worker.is_alive()
     queue.stop()
 
 
 def test_what_is_kept_is_bounded():
     queue = Queue(Drawn(), Pictures(most_bytes=1000), most_waiting=500, most_ended=20)
     picture = np.zeros((64, 64, 3), np.uint8)
-    jobs = [queue.add({"pictures": 3, "bytes": 100, "image": picture}, STEPS) for _ in range(200)]
+    jobs = [queue.add({"pictures": 3, "bytes": 100}, STEPS, plan=picture) for _ in range(200)]
     ended(*jobs)
     assert queue.pictures.bytes == 1000 and len(queue.jobs()) == 20 and queue.jobs() == jobs[-20:]
     held = [queue.pictures.get(queue.picture_name(job, n)) is not None for job in jobs for n in range(3)]
     assert held == [False] * 590 + [True] * 10
-    assert not any("image" in job.settings for job in jobs)
+    assert all(job.plan is None for job in jobs)
     queue.stop()
 
 
@@ -163,4 +163,4 @@ def test_stopping_finishes_what_is_drawn_and_nothing_else():
     draw.gate.set()
     stopping.join(30)
     assert [job.state for job in jobs] == [DONE, CANCELLED, CANCELLED] and "stopped" in jobs[1].error
-    assert not queue.is_alive and WAITING not in [job.state for job in jobs]
+    assert not queue.worker.is_alive() and WAITING not in [job.state for job in jobs]

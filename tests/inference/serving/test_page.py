@@ -245,7 +245,8 @@ def test_by_keys_alone(painter, queue, tmp_path, width):
         page.press(ESCAPE)
         page.wait_for('return !document.getElementById("large").open && document.activeElement.className === "one"')
         assert states()[-2:] == ["drawing", "waiting"]
-        other = queue.add(queue.jobs()[-1].settings, 200)
+        last = queue.jobs()[-1]
+        other = queue.add(last.settings, 200, plan=last.plan)
         page.press(ESCAPE)
         page.wait_for('return [...document.querySelectorAll(".state")]'
                       '.filter(one => one.textContent.startsWith("cancelled")).length === 2')  # fmt: skip
