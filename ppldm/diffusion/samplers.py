@@ -42,9 +42,9 @@ _SCHEDULED: dict[str, tuple[Any, dict]] = {
 
 
 def _scheduler(process: Process, drawing: Drawing, stored: dict):
-    """That of ppdiffusers of a drawing, set to its steps. Raises ConfigError where it cannot follow the noise schedule
-    of the process. A schedule that ends in pure noise is sampled from its very last timestep where no `timestep_spacing`
-    is stored or asked for: arXiv:2305.08891, section 3.3."""
+    """ppdiffusers' of a drawing, set to its steps. Raises ConfigError where it cannot follow the noise schedule of the
+    process. A schedule that ends in pure noise is sampled from its very last timestep where no `timestep_spacing` is
+    stored or asked for: arXiv:2305.08891, section 3.3."""
     sampler, num_steps = drawing.sampler, drawing.num_inference_steps
     scheduler_class, settings = _SCHEDULED[sampler]
     known = inspect.signature(scheduler_class.__init__).parameters

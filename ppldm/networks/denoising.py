@@ -53,11 +53,10 @@ class LevelErrors(nn.Layer):
 
 
 class DenoisingModel(Model):
-    """A subclass calls `set_process` once its networks are there, and `denoising_loss` in its forward. denoiser_name:
-    of the component that predicts. sampling: what samplers are told beside the process. led_by: the input by which
-    pictures lead. words: the name in `condition` of the states of a caption's words, where it is told no other of it;
-    joins_words: of any number. takes_mask: it inpaints. coarse_noise: of `utils.rng.pyramid`. usual: how it is
-    drawn."""
+    """A subclass calls `denoising_loss` in its forward. denoiser_name: of the component that predicts. sampling: what
+    samplers are told beside the process. led_by: the input by which pictures lead. words: the name in `condition` of
+    the states of a caption's words, where it is told no other of it; joins_words: of any number. takes_mask: it
+    inpaints. coarse_noise: of `utils.rng.pyramid`. usual: how it is drawn."""
 
     denoiser_name: str
     sampling: Mapping = MappingProxyType({})
@@ -67,6 +66,19 @@ class DenoisingModel(Model):
     joins_words = True
     coarse_noise: bool = False
     usual: Drawing = USUAL
+
+    def __init__(self, process: Process, **parts):
+        """Levels and weights of `process`; where these are learned, they are a part of the model's state. parts: the
+        networks, and what else `networks` needs to know."""
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.process = process
+        self.register_buffer("levels", paddle.to_tensor(process.levels()), persistable=False)
+        weights = process.loss_weights()
+        self.register_buffer("loss_weights", None if weights is None else paddle.to_tensor(weights), persistable=False)
+        self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
+        self.freeze()
 
     @property
     def denoiser(self) -> nn.Layer:
@@ -100,14 +112,6 @@ class DenoisingModel(Model):
         if self.keep_moments is not None:
             encoded = paddle.to_tensor(self.keep_moments(uncached[:, 1:].numpy(), encoded.numpy()))
         return paddle.scatter(moments, places, encoded)
-
-    def set_process(self, process: Process) -> None:
-        """Levels and weights of `process`; where these are learned, they are a part of the model's state."""
-        self.process = process
-        self.register_buffer("levels", paddle.to_tensor(process.levels()), persistable=False)
-        weights = process.loss_weights()
-        self.register_buffer("loss_weights", None if weights is None else paddle.to_tensor(weights), persistable=False)
-        self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
 
     def denoising_loss(self, predict, latents, timesteps, noise, input_noise=None, seen=None) -> Loss:
         """Mean squared error between prediction and target, weighted by timestep where asked for. predict: of x_t [B,

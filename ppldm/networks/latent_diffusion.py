@@ -51,17 +51,10 @@ class LatentDiffusionModel(DenoisingModel):
         **further: nn.Layer,
     ):
         """`sampling`: what the model came with, for samplers and exports. further: a subclass's components."""
-        super().__init__()
-        self.vae = vae
-        self.text_encoder = text_encoder
-        setattr(self, self.denoiser_name, denoiser)
-        for name, layer in further.items():
-            setattr(self, name, layer)
+        parts = {"vae": vae, "text_encoder": text_encoder, self.denoiser_name: denoiser, **further}
+        super().__init__(process, **parts, freeze_text_encoder=freeze_text_encoder)
         self.sampling = dict(sampling or {})
-        self.freeze_text_encoder = freeze_text_encoder
         self.scaling_factor = float(vae.config.scaling_factor)
-        self.set_process(process)
-        self.freeze()
         if hasattr(text_encoder, "to_logits"):
             freeze(text_encoder.to_logits)
 

@@ -87,8 +87,8 @@ class CascadeControlNet(ModelMixin, ConfigMixin):
 class ControlledPriorModel(CascadePriorModel):
     """All frozen but `controlnet`. As published, the prior drops nothing out though gradients pass through it."""
 
-    def __init__(self, *parts, **named):
-        super().__init__(*parts, **named)
+    def __init__(self, process, **parts):
+        super().__init__(process, **parts)
         for layer in self.prior.sublayers():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0
