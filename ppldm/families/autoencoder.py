@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..config.option import Bounds, Needs, NotNegative, Positive, UpdatesOr0, option
 from ..data.shapes import make_shapes
-from ..networks.configs import check_fit, downscale_factor, paella_factor, read_new_config
+from ..networks.configs import check_fit, downscale_factor, read_new_config
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.processes.ranks import gather_in_order, gather_objects, shard
@@ -140,8 +140,9 @@ class AutoencoderConfig(ReconstructionSettings):
 
 
 class Autoencoder(Family):
-    """Trains all of it. export_folder is also the name of the component."""
+    """Trains all of it. export_folder is also the name of the component. whose: for messages."""
 
+    whose: ClassVar[str] = "the VAE's"
     plural = "autoencoders"
     Config = AutoencoderConfig
     components: ClassVar = {"vae": "vae", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
@@ -153,7 +154,7 @@ class Autoencoder(Family):
     def check(self, config: AutoencoderConfig, data) -> None:
         """The network's config, and the discriminator's, with the size of pictures."""
         if found := config.network_config():
-            self.check_sides(found, data)
+            check_sides(downscale_factor(found), self.whose, data)
         least = 3 * 2**config.discriminator_layers
         side = min(min(one) for one in make_shapes(data) or [(data.resolution, data.resolution)])
         if config.adversarial_weight and side < least:
@@ -161,10 +162,6 @@ class Autoencoder(Family):
                 f"--discriminator_layers {config.discriminator_layers} needs pictures of {least} pixels a side; some "
                 f"have {side}; lower it"
             )
-
-    def check_sides(self, network, data) -> None:
-        """Raises ConfigError where pictures have sides that a network of this config does not take."""
-        check_sides(downscale_factor(network), "the VAE's", data)
 
     def unsaved(self, config) -> tuple[str, ...]:
         return ("lpips",)
@@ -195,7 +192,7 @@ class Autoencoder(Family):
             if config.source:
                 found = find_component_by_name(config.network, config.source, offline=config.offline)
                 network = fill_component(config.network, found)
-                self.check_sides(network.config, data)
+                check_sides(downscale_factor(network.config), self.whose, data)
             else:
                 network = build_network(config.network, config.network_config(), seed)
         settings = {}
@@ -299,13 +296,11 @@ class CascadeAutoencoderConfig(ReconstructionSettings):
 class CascadeAutoencoder(Autoencoder):
     """Trains all of it."""
 
+    whose = "stage A's"
     plural = "autoencoders of Stable Cascade"
     Config = CascadeAutoencoderConfig
     components: ClassVar = {"vqgan": "vqgan", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
     export_folder = "vqgan"
-
-    def check_sides(self, network, data) -> None:
-        check_sides(paella_factor(network), "stage A's", data)
 
     def objective(self, vqgan, config: CascadeAutoencoderConfig, settings: dict):
         from ..data.inputs import Pixels

@@ -13,12 +13,10 @@ from typing import Any, ClassVar
 
 from ..config.option import Needs, option
 from ..data.control import make_filter
-from ..data.text.tokenizer import load_tokenizer
 from ..networks.config_fields import CASCADE_BLOCKS, CONTROL_BOTTLENECKS
-from ..networks.configs import EFFNET_FACTOR, check_config, check_tokenizer_fit, paella_factor, read_new_config
+from ..networks.configs import EFFNET_FACTOR, check_config, check_tokenizer_fit, downscale_factor, read_new_config
 from ..utils.errors import ConfigError, ModelError
 from ..utils.rng import Stream
-from ..weights.model_file import Component
 from .base import check_sides
 from .ldm import TextToImage
 from .settings import (
@@ -54,6 +52,7 @@ class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     starts_from_pipeline: ClassVar[bool] = False
     default_tokenizer: ClassVar[None] = None
     trains_text_encoder: ClassVar[bool] = False
+    how_to_freeze: ClassVar[str] = ""
     mask_pad_tokens: ClassVar[bool] = True
 
     effnet_name_or_path: str | None = weights_option("Frozen EfficientNet, which makes the small latents")
@@ -83,6 +82,11 @@ class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     @property
     def components(self) -> tuple[str, ...]:
         return (*(name for name in self.optional if self.name_of(name)), *self.networks)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The last, unless it has adapters."""
+        return () if self.trains_adapters else self.components[-1:]
 
     def schedule(self, resolution: int | None) -> dict:
         """The settings of the process (`diffusion.process.Process.of`): the cosine schedule, where none is chosen."""
@@ -117,16 +121,10 @@ class CascadeStage(TextToImage):
     def check(self, config: CascadeSettings, data) -> None:
         """Configs that are here, by themselves and together, and the size of pictures."""
         check_sides(EFFNET_FACTOR, "the EfficientNet's", data)
-        self.check_configs(self.configs(config), config)
+        super().check(config, data)
 
     def new_config(self, name: str, config: CascadeSettings, found: dict) -> dict | None:
         return read_new_config(self.components[name], config.file_of(name), f"--{name}_config_file")
-
-    def networks(self, config: CascadeSettings, data) -> dict[str, Component]:
-        found = self.configs(config, published=True)
-        self.check_configs(found, config)
-        trained = None if config.trains_adapters else config.components[-1]
-        return {name: Component(one, name == trained) for name, one in found.items()}
 
     def check_configs(self, configs: dict, config: CascadeSettings) -> None:
         for name, key, other, needed in self.joints:
@@ -137,47 +135,44 @@ class CascadeStage(TextToImage):
                     "choose networks that were made for one another"
                 )
 
-    def build(self, config: CascadeSettings, data, seed: int):
-        """From weights or from configs, with the tokenizer of the text encoder unless another is named."""
+    def make(self, config: CascadeSettings, data, seed: int, tokenizer):
+        """From weights or from configs; nothing is built before all of them fit."""
         import paddle
 
         from ..diffusion.drawing import Drawing
         from ..diffusion.process import Process
-        from ..weights.fill import config_of
-        from .ldm_build import tokenizer_source
-
-        tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
-        with paddle.utils.unique_name.guard():
-            parts = {}
-            for name in config.components:
-                parts[name] = self.part(name, config, tokenizer, seed, parts)
-            configs = {name: config_of(self.components[name], part) for name, part in parts.items()}
-            self.check_configs(configs, config)
-            check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
-            process = Process.of(config.schedule(data.resolution), config.weighting())
-            model = resolve_name(f"ppldm.networks.cascade.{self.model}")(**parts, process=process)
-        model.tokenizer, model.end_id = tokenizer, tokenizer.end_id
-        model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
-        model.inputs = self.inputs(config, configs, model.process)
-        if config.trains_adapters:
-            from ..networks.adapters import adapt
-
-            adapt(model, config, seed)
-        return model
-
-    def part(self, name: str, config: CascadeSettings, tokenizer, seed: int, parts: dict):
-        """A component, filled with its weights or built anew, beside the `parts` before it."""
-        from ..networks.build import build_network
+        from ..networks.build import build_network, resize_text_encoder
         from ..weights.fill import fill_component, find_component_by_name
 
-        kind = self.components[name]
-        if place := config.name_of(name):
-            return fill_component(kind, find_component_by_name(kind, place, offline=config.offline))
-        found = self.new_config(name, config, {})
-        if name == "text_encoder":
-            sizes = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": config.model_max_length}
-            found = check_config(kind, found | sizes, config.file_of(name), ConfigError)
-        return build_network(kind, found, seed)
+        kinds, places, parts = self.components, config.component_names(), {}
+        found = {
+            name: find_component_by_name(kinds[name], place, offline=config.offline)
+            for name, place in places.items()
+            if place
+        }
+        configs: dict[str, dict] = {}
+        for name in places:
+            configs[name] = found[name].config if name in found else self.new_config(name, config, configs)
+        if "text_encoder" not in found:
+            configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], config, tokenizer.vocab_size)
+        self.check_configs(configs, config)
+        check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
+        with paddle.utils.unique_name.guard():
+            for name, one in configs.items():
+                if name in found:
+                    parts[name] = fill_component(kinds[name], found.pop(name))
+                elif name == _CONTROLNET:
+                    from ..networks.cascade.control import new_controlnet
+
+                    parts[name] = new_controlnet(parts["effnet"], one, seed)
+                else:
+                    parts[name] = build_network(kinds[name], one, seed)
+            process = Process.of(config.schedule(data.resolution), config.weighting())
+            model = resolve_name(f"ppldm.networks.cascade.{self.model}")(**parts, process=process)
+        model.end_id = tokenizer.end_id
+        model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
+        model.inputs = self.inputs(config, configs, model.process)
+        return model
 
     def inputs(self, config: CascadeSettings, configs: dict, process) -> dict:
         """What a batch must hold, by name: here the caption and a noise level."""
@@ -310,7 +305,7 @@ class CascadeDecoder(CascadeStage):
         """The picture, its caption, a noise level, noise of the latents, and how the EfficientNet sees the picture."""
         from ..data.inputs import Normals, Pixels, Pyramid, Uniform
 
-        sizes = {"channels": configs["decoder"]["in_channels"], "factor": paella_factor(configs["vqgan"])}
+        sizes = {"channels": configs["decoder"]["in_channels"], "factor": downscale_factor(configs["vqgan"])}
 
         def normals(stream, **changes):
             own = Normals(stream, **{**sizes, **changes})
@@ -406,18 +401,6 @@ class CascadeControlNet(CascadePrior):
         known = configs.get(_CONTROLNET) and configs["prior"]
         if known and (problem := next(control_misfits(configs[_CONTROLNET], configs["prior"]), None)):
             raise ModelError(f"{problem}; choose others, or set --controlnet_blocks")
-
-    def part(self, name: str, config: CascadeControlNetConfig, tokenizer, seed: int, parts: dict):
-        """A new ControlNet begins with the EfficientNet."""
-        if name != _CONTROLNET or config.controlnet_name_or_path:
-            return super().part(name, config, tokenizer, seed, parts)
-        from ..networks.cascade.control import new_controlnet
-        from ..weights.fill import config_of
-
-        found = {one: config_of(self.components[one], layer) for one, layer in parts.items()}
-        made = self.new_config(name, config, found)
-        self.check_configs({**found, name: made}, config)
-        return new_controlnet(parts["effnet"], made, seed)
 
     def inputs(self, config: CascadeControlNetConfig, configs: dict, process) -> dict:
         """Those of stage C, and the control image."""

@@ -41,7 +41,7 @@ class TextToImage(Family):
             )
         configs = self.configs(config)
         self.check_configs(configs, config)
-        if configs["vae"]:
+        if configs.get("vae"):
             check_sides(downscale_factor(configs["vae"]), "the VAE's", data)
         read = configs["text_encoder"] if self.places(config)["text_encoder"] else None
         positions = (read or {}).get("max_position_embeddings", config.model_max_length)
@@ -64,7 +64,7 @@ class TextToImage(Family):
 
     def new_config(self, name: str, config, found: dict) -> dict | None:
         """That of a component built anew, beside those `found`; None where it follows from what is not here."""
-        return None if config.starts_from_pipeline else config.new_configs()[name]
+        return None if config.starts_from_pipeline else config.new_config(name)
 
     def places(self, config: TextToImageSettings) -> dict[str, str | None]:
         """Component to the folder or name of its weights; None where it is built anew."""
@@ -81,9 +81,7 @@ class TextToImage(Family):
                 sizes["vocab_size"] = load_tokenizer(config.tokenizer_name, config.model_max_length).vocab_size
             configs["text_encoder"] |= sizes
         self.check_configs(configs, config)
-        whole = not config.trains_adapters
-        trained = {"vae": False, "text_encoder": config.trains_text_encoder and whole, config.denoiser: whole}
-        return {name: Component(configs[name], is_trained) for name, is_trained in trained.items()}
+        return {name: Component(configs[name], name in config.trained) for name in config.components}
 
     def check_configs(self, configs: dict, config: TextToImageSettings) -> None:
         """Raises ModelError where completed configs, by name, of those that are known, make no model of this family."""
@@ -93,21 +91,25 @@ class TextToImage(Family):
 
     def build(self, config: TextToImageSettings, data, seed: int):
         """From weights or from configs, with the tokenizer of what it starts from unless another is named."""
-        from ..weights.fill import config_of
-        from .ldm_build import build_ldm, tokenizer_source
+        from .ldm_build import tokenizer_source
 
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
-        assemble = partial(self.assemble, config, seed)
-        model = build_ldm(config, tokenizer.vocab_size, seed, data.resolution, assemble)
+        model = self.make(config, data, seed, tokenizer)
         model.tokenizer = tokenizer
-        model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
-        model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
-        self.check_configs({name: config_of(name, getattr(model, name)) for name in self.components}, config)
-        check_sides(downscale_factor(model.vae.config), "the VAE's", data)
         if config.trains_adapters:
             from ..networks.adapters import adapt
 
             adapt(model, config, seed)
+        return model
+
+    def make(self, config: TextToImageSettings, data, seed: int, tokenizer):
+        """The model for captions of this tokenizer."""
+        from .ldm_build import build_ldm
+
+        model = build_ldm(config, tokenizer.vocab_size, seed, data.resolution)
+        model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
+        model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
+        check_sides(downscale_factor(model.vae.config), "the VAE's", data)
         return model
 
     def assemble(self, config: TextToImageSettings, seed: int, *parts):

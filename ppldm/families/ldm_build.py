@@ -1,6 +1,5 @@
 """A latent diffusion model of built components: from settings, or from whole weights; and its weights again."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings
 from ..diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
 from ..diffusion.process import Process, sampling_settings
 from ..networks.build import build_network, resize_text_encoder
-from ..networks.configs import LABELS, check_fit, check_sizes_taken, check_tokenizer_fit, downscale_factor, hidden_width
+from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor, hidden_width
 from ..networks.cpu_operators.layers import plain_attention
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.errors import ConfigError, ModelError
@@ -24,13 +23,13 @@ from ..weights.fetch import locate_model
 from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
 from ..weights.folders import whole_model
 from ..weights.read import find_tokenizer, read_weights
+from .base import get_family
 
 
-def build_ldm(
-    arguments, vocab_size: int, seed: int, resolution: int | None = None, assemble: Callable = LatentDiffusionModel
-) -> LatentDiffusionModel:
-    """The model that a `TextToImageSettings` describes, made by `assemble` of its parts. `vocab_size` replaces the
+def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = None) -> LatentDiffusionModel:
+    """The model that a `TextToImageSettings` describes, made by its family of its parts. `vocab_size` replaces the
     config's; `resolution` is what `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
+    family = get_family(arguments.family)
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
         asked, said, weights = Drawing(**arguments.kept()), {}, None
@@ -51,7 +50,7 @@ def build_ldm(
                 get_logger().warning("%s was trained with %s %s and goes on with %s",
                                      arguments.model_name_or_path, name, before[name], now[name])  # fmt: skip
             said = kept_of(weights.metadata)
-        vae, text_encoder, denoiser = _make_parts(arguments, weights, vocab_size, seed)
+        vae, text_encoder, denoiser = _make_parts(family, arguments, weights, vocab_size, seed)
         if arguments.enable_xformers_memory_efficient_attention:
             if not current_kind().efficient_attention:
                 raise ConfigError(
@@ -62,7 +61,8 @@ def build_ldm(
             denoiser.set_attn_processor(plain_attention())  # ppdiffusers would choose by the device
         frozen = not arguments.trains_text_encoder
         process = Process.of({**schedule, **chosen}, arguments.weighting())
-        model = assemble(vae, text_encoder, denoiser, process, frozen, sampling_settings(schedule))
+        sampling = sampling_settings(schedule)
+        model = family.assemble(arguments, seed, vae, text_encoder, denoiser, process, frozen, sampling)
         if chosen and said.get("sampler") not in samplers_of(process):
             said.pop("sampler", None)  # of what it predicted before
         model.usual = asked.fit(process, drawing_of(said, process, arguments.model_name_or_path))
@@ -111,22 +111,18 @@ def tokenizer_source(arguments) -> str:
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
-def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) -> list:
+def _make_parts(family, arguments, weights: Weights | None, vocab_size: int, seed: int) -> list:
     """VAE, text encoder and denoiser: of whole `weights`, or one by one. Nothing is built before all of them fit."""
-    kinds, configs = arguments.components, {}
+    kinds = arguments.components
     if weights:
         components = weights.components
         require_components(kinds, weights, arguments.model_name_or_path)
     else:
-        configs = arguments.new_configs()
-        if "text_encoder" in configs:
-            sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
-            file = arguments.config_files()["text_encoder"]
-            configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], file, sizes)
         components = {kind: _find(kind, name, arguments) for kind, name in arguments.component_names().items() if name}
-    configs |= {kind: components[kind].config for kind in kinds if kind in components}
-    check_fit(configs)
-    check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
+    configs = {kind: components[kind].config if kind in components else arguments.new_config(kind) for kind in kinds}
+    if "text_encoder" not in components:
+        configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], arguments, vocab_size)
+    family.check_configs(configs, arguments)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
     return [
         fill_component(kind, components[kind]) if kind in components else build_network(kind, configs[kind], seed)

@@ -411,23 +411,18 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     def components(self) -> tuple[str, ...]:
         return "vae", "text_encoder", self.denoiser
 
-    def config_files(self) -> dict[str, str]:
-        """Components that may be built anew to their config files."""
-        return {name: file for name in self.components if (file := self.file_of(name))}
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The components whose own weights are trained."""
+        return () if self.trains_adapters else (self.denoiser, *["text_encoder"] * self.trains_text_encoder)
 
-    def new_configs(self) -> dict[str, dict]:
-        """The completed configs of the components that are built anew. Raises ConfigError."""
-        names = self.component_names()
-        found = {
-            name: read_new_config(
-                self.new_text_encoder if name == "text_encoder" else name, file, f"--{name}_config_file"
-            )
-            for name, file in self.config_files().items()
-            if not names[name]
-        }
-        if self.size_conditioning and "unet" in found and found["unet"]["addition_embed_type"] is None:
-            found["unet"] |= SIZE_EMBEDDING
-        return found
+    def new_config(self, name: str) -> dict:
+        """The completed config of a component that is built anew. Raises ConfigError."""
+        kind = self.new_text_encoder if name == "text_encoder" else name
+        config = read_new_config(kind, self.file_of(name), f"--{name}_config_file")
+        if self.size_conditioning and name == "unet" and config["addition_embed_type"] is None:
+            config |= SIZE_EMBEDDING
+        return config
 
 
 @dataclass(kw_only=True)

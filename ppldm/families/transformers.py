@@ -13,9 +13,9 @@ from functools import partial
 from typing import ClassVar
 
 from ..config.option import Positive, SmallShare, option
-from ..data.shapes import make_shapes
 from ..networks.configs import downscale_factor, is_uvit, table_of
 from ..utils.errors import ConfigError, ModelError
+from .base import check_sides
 from .ldm import TextToImage
 from .settings import PartsSettings, config_option, learning_rate_of, lora_components, weights_option
 
@@ -42,12 +42,10 @@ class TransformerSettings(PartsSettings):
     transformer_learning_rate: Positive | None = learning_rate_of("the transformer")
     lora_components: list[str] = lora_components("transformer", "text_encoder")
 
-    def new_configs(self) -> dict[str, dict]:
+    def new_config(self, name: str) -> dict:
         """A UViT's table of positions is as long as the captions."""
-        found = super().new_configs()
-        if "num_text_tokens" in found.get("transformer", {}):
-            found["transformer"]["num_text_tokens"] = self.model_max_length
-        return found
+        found = super().new_config(name)
+        return found | {"num_text_tokens": self.model_max_length} if "num_text_tokens" in found else found
 
 
 class TextToImageTransformer(TextToImage):
@@ -60,17 +58,9 @@ class TextToImageTransformer(TextToImage):
         """Also that patches fill the latents, and that some are kept."""
         super().check(config, data)
         configs = self.configs(config)
-        vae, transformer = configs["vae"], configs["transformer"]
-        if not (vae and transformer):
-            return
-        side = downscale_factor(vae) * transformer["patch_size"]
-        for height, width in make_shapes(data) or ((data.resolution, data.resolution),):
-            if height % side or width % side:
-                flag = "--resolution" if (height, width) == (data.resolution,) * 2 else "--buckets"
-                raise ConfigError(
-                    f"{flag}: the sides of {width} x {height} pictures must be multiples of {side}, the VAE's "
-                    "downscaling factor times the transformer's patch_size; correct it"
-                )
+        if configs["vae"] and configs["transformer"]:
+            side = downscale_factor(configs["vae"]) * configs["transformer"]["patch_size"]
+            check_sides(side, "the VAE's", data, " times the transformer's patch_size")
 
     def check_configs(self, configs: dict, config: TransformerSettings) -> None:
         """Also that the transformer is of this family, and takes captions as they are."""

@@ -50,8 +50,10 @@ def build_network(kind: str, config: dict, seed: int) -> nn.Layer:
     return init_network(made, table_of(kind, config), seed)
 
 
-def resize_text_encoder(config: dict, source, sizes: dict[str, int]) -> dict:
-    """`config` with the tokenizer's `sizes` (vocab_size, max_position_embeddings), checked again."""
+def resize_text_encoder(config: dict, arguments, vocab_size: int) -> dict:
+    """The config of a new text encoder of `families.settings`, with the tokenizer's sizes, checked again."""
+    source = arguments.file_of("text_encoder")
+    sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
     for name, value in sizes.items():
         if config[name] != value:
             get_logger().info("text encoder: %s %s of %s becomes the tokenizer's %d",

@@ -131,14 +131,12 @@ def network_class(kind: str, config: dict) -> str:
     return NETWORKS.get(table, CLASSES[table])
 
 
-def downscale_factor(vae) -> int:
-    """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, or of an EfficientNet encoder."""
-    return EFFNET_FACTOR if is_effnet(vae) else 2 ** (len(vae["block_out_channels"]) - 1)
-
-
-def paella_factor(vqgan) -> int:
-    """The same by the config of a Paella autoencoder: 4 for two levels."""
-    return vqgan["up_down_scale_factor"] * 2 ** (vqgan["levels"] - 1)
+def downscale_factor(encoder) -> int:
+    """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, of a Paella autoencoder, 4 for two
+    levels, or of an EfficientNet encoder."""
+    if "up_down_scale_factor" in encoder:
+        return encoder["up_down_scale_factor"] * 2 ** (encoder["levels"] - 1)
+    return EFFNET_FACTOR if is_effnet(encoder) else 2 ** (len(encoder["block_out_channels"]) - 1)
 
 
 def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
