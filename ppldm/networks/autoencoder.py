@@ -13,48 +13,31 @@ from .encoders import to_unit_range
 from .losses import GradientBalance, hinge_loss
 from .model import Component, Loss, Model, freeze
 
-RECONSTRUCTION_LOSSES = ("l1", "mse", "l1_mse")
-
 
 class AutoencoderObjective(Model):
     """Reconstruction error of pixels in -1 .. 1, plus `kl_weight` times the KL divergence of the posterior from the
     standard normal, in nats a picture over (3 H W), plus with an `lpips` `perceptual_weight` times its distance: the
     published LDM autoencoders' loss over the number of pixel values. With a `discriminator`, from update
     `adversarial_start`, in training mode, come `adversarial_weight` times the balance (`losses`) times - mean
-    D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder.
-    `decoder_only`: the encoder stays as it is. network: the name of what is trained; scale: the setting that brings its
-    latents to unit variance."""
+    D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder. settings: a
+    `ReconstructionSettings`, which has these. `decoder_only`: the encoder stays as it is. network: the name of what is
+    trained; scale: the setting that brings its latents to unit variance."""
 
     unsaved = ("lpips",)
     network = "vae"
     scale = "scaling_factor"
 
     def __init__(
-        self,
-        vae: nn.Layer,
-        reconstruction_loss: str = "l1",
-        kl_weight: float = 1e-6,
-        *,
-        lpips: nn.Layer | None = None,
-        perceptual_weight: float = 1.0,
-        discriminator: nn.Layer | None = None,
-        adversarial_weight: float = 0.5,
-        adversarial_start: int = 0,
-        decoder_only: bool = False,
+        self, network: nn.Layer, settings, lpips: nn.Layer | None = None, discriminator: nn.Layer | None = None
     ):
         super().__init__()
-        if reconstruction_loss not in RECONSTRUCTION_LOSSES:
-            raise ValueError(f"reconstruction_loss {reconstruction_loss!r} is not one of {RECONSTRUCTION_LOSSES}")
-        setattr(self, self.network, vae)
-        self.lpips, self.discriminator = lpips, discriminator
-        self.reconstruction_loss = reconstruction_loss
-        self.kl_weight, self.perceptual_weight = kl_weight, perceptual_weight
-        self.adversarial_weight, self.adversarial_start = adversarial_weight, adversarial_start
-        self.decoder_only = decoder_only
+        setattr(self, self.network, network)
+        self.settings, self.lpips, self.discriminator = settings, lpips, discriminator
+        self.decoder_only = getattr(settings, "train_decoder_only", False)
         self.balance = GradientBalance() if discriminator else None
         leave_to_paddle(self.last_layer)
         self.freeze()
-        for encoding in (vae.encoder, vae.quant_conv) if decoder_only else ():
+        for encoding in (network.encoder, network.quant_conv) if self.decoder_only else ():
             freeze(encoding)
 
     @property
@@ -62,9 +45,8 @@ class AutoencoderObjective(Model):
         """The autoencoder; discriminator and LPIPS where they are."""
         found = {self.network: Component(getattr(self, self.network), trained=True)}
         if self.discriminator:
-            found["discriminator"] = Component(
-                self.discriminator, True, "discriminator", clipped_alone=True, starts=self.adversarial_start
-            )
+            starts = {"clipped_alone": True, "starts": self.settings.adversarial_start}
+            found["discriminator"] = Component(self.discriminator, True, "discriminator", **starts)
         if self.lpips:
             found["lpips"] = Component(self.lpips, trained=False, stays_float32=True)
         return found
@@ -94,29 +76,29 @@ class AutoencoderObjective(Model):
             posterior = self.vae.encode(pixels).latent_dist
             latents = posterior.mean + posterior.std * posterior_noise
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
-        return self.vae.decode(latents).sample.astype("float32"), self.kl_weight * kl / pixels.size
+        return self.vae.decode(latents).sample.astype("float32"), self.settings.kl_weight * kl / pixels.size
 
     def forward(self, pixel_values, posterior_noise=None) -> Loss:
         """The loss of pictures: of no noise level."""
         pixels = to_unit_range(pixel_values)
         decoded, penalty = self.penalised(pixels, posterior_noise)
-        error, measures = 0.0, None
-        if "l1" in self.reconstruction_loss:
+        error, measures, settings = 0.0, None, self.settings
+        if "l1" in settings.reconstruction_loss:
             error = error + F.l1_loss(decoded, pixels)
-        if "mse" in self.reconstruction_loss:
+        if "mse" in settings.reconstruction_loss:
             error = error + F.mse_loss(decoded, pixels)
         if self.lpips:
             with paddle.amp.auto_cast(enable=False):
                 distance = self.lpips(pixels, decoded).mean()
-            error, measures = error + self.perceptual_weight * distance, {"lpips": distance.detach()}
+            error, measures = error + settings.perceptual_weight * distance, {"lpips": distance.detach()}
         value = error + penalty
-        if not (self.discriminator and self.training and self.num_updates >= self.adversarial_start):
+        if not (self.discriminator and self.training and self.num_updates >= settings.adversarial_start):
             return Loss(value, measures=measures)
         with paddle.amp.auto_cast(enable=False):
             unlike = -self.discriminator.judge(decoded).mean()
             learned = hinge_loss(self.discriminator(pixels), self.discriminator(decoded.detach()))
             sums = self.balance.sums(error, unlike, self.last_layer.weight)
-        weight = self.adversarial_weight * self.balance.weight(pixels[0].size).squeeze()
+        weight = settings.adversarial_weight * self.balance.weight(pixels[0].size).squeeze()
         return Loss(value + (weight * unlike + learned), measures=measures, statistics=sums)
 
     def statistics(self, losses: list[Loss]):

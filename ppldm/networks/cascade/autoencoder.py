@@ -4,7 +4,6 @@ A batch holds pixel_values [B, 3, H, W] uint8, and nothing random.
 """
 
 import paddle
-from ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model import PaellaVQModel
 
 from ..autoencoder import AutoencoderObjective
 from ..encoders import to_unit_range
@@ -22,10 +21,10 @@ class QuantisedObjective(AutoencoderObjective):
     network = "vqgan"
     scale = "scale_factor"
 
-    def __init__(self, vqgan: PaellaVQModel, reconstruction_loss: str = "l1", **settings):
-        super().__init__(vqgan, reconstruction_loss, **settings)
+    def __init__(self, *parts):
+        super().__init__(*parts)
         self._norm._use_global_stats = True
-        self._own = 1 + 2 * vqgan.config.latent_channels  # numbers of `statistics` that are the norm's
+        self._own = 1 + 2 * self.vqgan.config.latent_channels  # numbers of `statistics` that are the norm's
         self._seen = None
 
     @property

@@ -10,6 +10,7 @@ import pytest
 from paddle import nn
 from small_lpips import write_lpips
 
+from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.networks.autoencoder import AutoencoderObjective
 from ppldm.networks.build import init_network
 from ppldm.networks.losses import GradientBalance, PatchDiscriminator, hinge_loss
@@ -42,8 +43,9 @@ def make_model(folder, ratio=0.03, **settings):
     discriminator = init_network(PatchDiscriminator(8, 2), "discriminator", 1)
     for parameter in discriminator.parameters():
         parameter.set_value(parameter * 5)  # logits beyond the hinge's corner
-    own = {"lpips": load_lpips(write_lpips(folder)), "perceptual_weight": 0.7, "discriminator": discriminator}
-    model = AutoencoderObjective(Vae(), "l1", 0.01, **{**own, "adversarial_weight": 0.5, **settings})
+    own = {"kl_weight": 0.01, "perceptual_weight": 0.7, "adversarial_weight": 0.5, "adversarial_start": 0}
+    config = AutoencoderConfig(**own | settings)
+    model = AutoencoderObjective(Vae(), config, load_lpips(write_lpips(folder)), discriminator)
     model.balance.ratio.set_value(paddle.to_tensor([ratio]))
     model.train()
     return model
