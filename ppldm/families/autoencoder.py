@@ -282,8 +282,6 @@ class CascadeAutoencoderConfig(ReconstructionSettings):
 
 
 class CascadeAutoencoder(Autoencoder):
-    """Trains all of it."""
-
     whose = "stage A's"
     plural = "autoencoders of Stable Cascade"
     Config = CascadeAutoencoderConfig

@@ -111,10 +111,9 @@ class PriorSettings(CascadeSettings):
 
 class CascadeStage(TextToImage):
     """Trains the last of a config's `components`; the others are frozen. model: where in `networks.cascade` the class
-    of its models is. joints: (component, setting, another component, its setting) of settings that must be equal."""
+    of its models is."""
 
     model: ClassVar[str]
-    joints: ClassVar[tuple[tuple[str, str, str, str], ...]]
     frozen: ClassVar = {"effnet": "effnet", "text_encoder": "projected_text_encoder"}
     unsupported = ("to_static",)
 
@@ -125,15 +124,6 @@ class CascadeStage(TextToImage):
 
     def new_config(self, name: str, config: CascadeSettings, found: dict) -> dict | None:
         return read_new_config(self.components[name], config.file_of(name), f"--{name}_config_file")
-
-    def check_configs(self, configs: dict, config: CascadeSettings) -> None:
-        for name, key, other, needed in self.joints:
-            one, two = configs.get(name), configs.get(other)
-            if one and two and one[key] != two[needed]:
-                raise ModelError(
-                    f"the {name} gives {key} {one[key]}, and the {other} takes {needed} {two[needed]}; "
-                    "choose networks that were made for one another"
-                )
 
     def make(self, config: CascadeSettings, data, seed: int, tokenizer):
         """From weights or from configs; nothing is built before all of them fit."""
@@ -229,20 +219,12 @@ class CascadePriorConfig(AdapterSettings, PriorSettings):
 
 
 class CascadePrior(CascadeStage):
-    """Trains stage C."""
-
     plural = "priors of Stable Cascade"
     Config = CascadePriorConfig
     components: ClassVar = {**CascadeStage.frozen, "image_encoder": "image_encoder", "prior": "cascade_prior"}
     optional = ("image_encoder",)
     export_folder = "prior"
     model = "stages.CascadePriorModel"
-    joints = (
-        ("effnet", "latent_channels", "prior", "in_channels"),
-        ("text_encoder", "hidden_size", "prior", "clip_text_in_channels"),
-        ("text_encoder", "projection_dim", "prior", "clip_text_pooled_in_channels"),
-        ("image_encoder", "projection_dim", "prior", "clip_image_in_channels"),
-    )
 
     def check(self, config: CascadePriorConfig, data) -> None:
         """Cached latents, beside which there are no pictures to be told of."""
@@ -288,18 +270,11 @@ class CascadeDecoderConfig(CascadeSettings):
 
 
 class CascadeDecoder(CascadeStage):
-    """Trains stage B."""
-
     plural = "decoders of Stable Cascade"
     Config = CascadeDecoderConfig
     components: ClassVar = {**CascadeStage.frozen, "vqgan": "vqgan", "decoder": "cascade_decoder"}
     export_folder = "decoder"
     model = "stages.CascadeDecoderModel"
-    joints = (
-        ("effnet", "latent_channels", "decoder", "effnet_in_channels"),
-        ("vqgan", "latent_channels", "decoder", "in_channels"),
-        ("text_encoder", "projection_dim", "decoder", "clip_text_pooled_in_channels"),
-    )
 
     def inputs(self, config: CascadeDecoderConfig, configs: dict, process) -> dict:
         """The picture, its caption, a noise level, noise of the latents, and how the EfficientNet sees the picture."""
@@ -345,8 +320,6 @@ class CascadeControlNetConfig(ControlSettings, PriorSettings):
 
 
 class CascadeControlNet(CascadePrior):
-    """Trains only the control network."""
-
     plural = "ControlNets of Stable Cascade"
     Config = CascadeControlNetConfig
     components: ClassVar = {**CascadePrior.components, _CONTROLNET: "cascade_controlnet"}

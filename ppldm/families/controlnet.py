@@ -51,8 +51,6 @@ class ControlNetConfig(ControlSettings, UNetSettings):
 
 
 class ControlNet(TextToImage):
-    """Trains only the control network."""
-
     plural = "ControlNets"
     Config = ControlNetConfig
     components: ClassVar = {**TextToImage.components, "controlnet": "controlnet"}

@@ -248,8 +248,6 @@ class StableDiffusionConfig(PartsSettings, UNetSettings):
 
 
 class StableDiffusion(TextToImage):
-    """Of CLIP's text encoder."""
-
     plural = "Stable Diffusion models"
     Config = StableDiffusionConfig
 

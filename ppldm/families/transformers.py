@@ -97,8 +97,6 @@ class UVitConfig(TransformerSettings):
 
 
 class UViT(TextToImageTransformer):
-    """Of ppdiffusers' UViTT2IModel."""
-
     plural = "UViTs"
     Config = UVitConfig
 
@@ -111,8 +109,6 @@ class DitConfig(TransformerSettings):
 
 
 class DiT(TextToImageTransformer):
-    """Of PixArt-alpha's text-to-image DiT."""
-
     plural = "DiTs"
     masks_padding = True
     Config = DitConfig
@@ -126,8 +122,6 @@ class MicroDitConfig(TransformerSettings):
 
 
 class MicroDiT(TextToImageTransformer):
-    """Of micro_diffusion's transformer."""
-
     plural = "MicroDiTs"
     Config = MicroDitConfig
 

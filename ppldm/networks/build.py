@@ -146,11 +146,6 @@ def _like_pytorch(one: _Parameter, embedding_std: float = 1.0) -> np.ndarray:
     return one.normal(embedding_std) if is_table else one.uniform(1.0 / math.sqrt(one.fan_in))
 
 
-def _ldmbert(one: _Parameter) -> np.ndarray:
-    """The general rule, but for both embeddings ~ N(0, init_std**2), init_std being 0.02 by default."""
-    return _like_pytorch(one, one.whole.config.init_std)
-
-
 def _clip(one: _Parameter) -> np.ndarray:
     """Biases 0, weights ~ N(0, std**2) as of Radford et al. 2021 (arXiv:2103.00020, section 2.4, and their code), for
     width d and N layers: tokens 0.02, positions 0.01, queries, keys and values d**-0.5, the first layer of an MLP
@@ -228,16 +223,6 @@ def _paella(one: _Parameter) -> np.ndarray:
     return one.normal(1.0 if isinstance(one.layer, nn.Embedding) else one.fan_in**-0.5)
 
 
-def _discriminator(one: _Parameter) -> np.ndarray:
-    """Convolutions ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0."""
-    return one.normal(0.02 if one.name == "weight" else 0.0)
-
-
-def _lpips(one: _Parameter) -> np.ndarray:
-    """VGG16's convolutions as `_Parameter.he` draws them, and the weights of its features ~ U(0, 1)."""
-    return one.rng.random(one.shape, dtype=np.float32) if one.shape[0] == 1 else one.he()
-
-
 def _cascade(one: _Parameter) -> np.ndarray:
     """Stable Cascade's network as it was published: weights of Linear and Conv2D ~ U(-b, b), b = sqrt(6 / (fan_in +
     fan_out)) (Glorot and Bengio 2010), biases 0, and of that 0.02 where latents come in; what embeds conditions
@@ -263,12 +248,16 @@ def _zero(layer: nn.Layer) -> None:
         parameter.set_value(np.zeros(parameter.shape, dtype=np.float32))
 
 
-# By kind: the salt, and the rule. An autoencoder has no shortcut, so that from PyTorch's smaller weights it learns more
-# slowly. What stands in for Inception's published weights has norms that change nothing.
+# By kind: the salt, and the rule. Both embeddings of an LDMBert are ~ N(0, init_std**2), by default 0.02**2. An
+# autoencoder has no shortcut, so that from PyTorch's smaller weights it learns more slowly. Convolutions of a
+# discriminator are ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0; of LPIPS VGG16's
+# are as `he` draws them, and the weights of its features ~ U(0, 1).
 _RULES: dict[str, tuple[int, Callable[[_Parameter], np.ndarray]]] = {
-    "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "ldmbert": (1, _ldmbert), "clip": (4, _clip),
+    "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "clip": (4, _clip),
     "uvit": (5, _transformer), "dit": (5, _transformer), "microdit": (5, _microdit),
     "cascade_prior": (6, _cascade), "cascade_decoder": (6, _cascade), "effnet": (3, _Parameter.he),
-    "vqgan": (7, _paella), "discriminator": (26, _discriminator), "lpips": (27, _lpips),
-    "inception": (28, _Parameter.he),
+    "vqgan": (7, _paella), "inception": (28, _Parameter.he),
+    "ldmbert": (1, lambda one: _like_pytorch(one, one.whole.config.init_std)),
+    "discriminator": (26, lambda one: one.normal(0.02 if one.name == "weight" else 0.0)),
+    "lpips": (27, lambda one: one.rng.random(one.shape, dtype=np.float32) if one.shape[0] == 1 else one.he()),
 }  # fmt: skip

@@ -62,6 +62,18 @@ _DIVISORS = (
     ("patch_size", "sample_size"),
 )  # fmt: skip
 
+# (component, its setting, another component, its setting): equal where both are there.
+_JOINTS = (
+    ("vae", "latent_channels", "transformer", "in_channels"),
+    ("effnet", "latent_channels", "prior", "in_channels"),
+    ("text_encoder", "hidden_size", "prior", "clip_text_in_channels"),
+    ("text_encoder", "projection_dim", "prior", "clip_text_pooled_in_channels"),
+    ("image_encoder", "projection_dim", "prior", "clip_image_in_channels"),
+    ("effnet", "latent_channels", "decoder", "effnet_in_channels"),
+    ("vqgan", "latent_channels", "decoder", "in_channels"),
+    ("text_encoder", "projection_dim", "decoder", "clip_text_pooled_in_channels"),
+)
+
 
 def check_config(kind: str, config: dict, source, error: type[PpldmError] = ModelError, new: bool = False) -> dict:
     """`config` with the class's defaults, without keys that start with `_`. Of a `new` network what decides its size
@@ -150,7 +162,7 @@ def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
 
 
 def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError, drawn=False) -> None:
-    """Raises `error` where completed configs of a text-to-image model, by kind, do not fit one another, or one asks for
+    """Raises `error` where completed configs of a text-to-image model, by name, do not fit one another, or one asks for
     what such a model does not give it. drawn: it is not trained, so that its UNet may be one that `takes_mask`."""
     if problem := next(_misfits(configs, drawn), None):
         raise error(f"{source}: {problem}" if source else problem)
@@ -213,11 +225,13 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
             "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
         )
-    if transformer and vae and transformer["in_channels"] != latents:
-        yield (
-            f"the transformer takes {transformer['in_channels']} channels, and the VAE gives {latents}; in_channels "
-            "must be the VAE's latent_channels"
-        )
+    for name, key, other, needed in _JOINTS:
+        one, two = configs.get(name), configs.get(other)
+        if one and two and one[key] != two[needed]:
+            yield (
+                f"the {name} gives {key} {one[key]}, and the {other} takes {needed} {two[needed]}; choose networks "
+                "that were made for one another"
+            )
     name = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
     if transformer and text_encoder and transformer[name] != width:
         yield (
