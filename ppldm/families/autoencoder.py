@@ -290,7 +290,7 @@ class CascadeAutoencoder(Autoencoder):
 
     def objective(self, vqgan, *parts):
         from ..data.inputs import Pixels
-        from ..networks.cascade.autoencoder import QuantisedObjective
+        from ..networks.autoencoder import QuantisedObjective
 
         model = QuantisedObjective(vqgan, *parts)
         model.inputs = {"pixel_values": Pixels()}

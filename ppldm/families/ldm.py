@@ -186,17 +186,13 @@ class LdmConfig(UNetSettings):
     )
 
     def check(self) -> None:
-        components = (
-            self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path, self.unet_name_or_path,
-            self.pretrained_text_encoder_name,
-        )  # fmt: skip
-        if self.starts_from_pipeline and any(components):
+        weights = ("vae_name_or_path", "unet_name_or_path", "pretrained_text_encoder_name")
+        given = [one for one in (*weights, "text_encoder_config_file", "unet_config_file") if getattr(self, one)]
+        if self.starts_from_pipeline and given:
             name = self.model_name_or_path
             what = "is a whole pipeline" if Path(name).exists() else "is not here, so it must be a pipeline on a hub"
-            raise ConfigError(
-                f"--model_name_or_path {name} {what}; correct it, or omit --vae_name_or_path, --unet_name_or_path, "
-                "--pretrained_text_encoder_name, --text_encoder_config_file and --unet_config_file"
-            )
+            omitted = " and ".join(f"--{one}" for one in given)
+            raise ConfigError(f"--model_name_or_path {name} {what}; correct it, or omit {omitted}")
         for name, flag in (
             ("unet_name_or_path", "unet_config_file"),
             ("pretrained_text_encoder_name", "text_encoder_config_file"),

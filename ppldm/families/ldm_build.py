@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 
 import paddle
 
@@ -24,6 +25,12 @@ from ..weights.fill import component_of, config_of, fill_component, find_compone
 from ..weights.folders import whole_model
 from ..weights.read import find_tokenizer, read_weights
 from .base import get_family
+
+_MODELS = {
+    "controlnet": "controlnet.ControlledDiffusionModel",
+    "transformer": "transformers.transform.TransformerDiffusionModel",
+    "unet": "latent_diffusion.LatentDiffusionModel",
+}  # by the component that says so
 
 
 def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = None) -> LatentDiffusionModel:
@@ -94,18 +101,15 @@ def tokenizer_source(arguments) -> str:
     """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
-    if not arguments.starts_from_pipeline and (name := arguments.component_names()["text_encoder"]):
-        folder = locate_model(name, arguments.offline, ("text_encoder",))
-        own = find_tokenizer(folder)
-        if own is None:
+    whole = arguments.starts_from_pipeline
+    if start := arguments.model_name_or_path if whole else arguments.name_of("text_encoder"):
+        folder = locate_model(start, arguments.offline, arguments.components if whole else ("text_encoder",))
+        if own := find_tokenizer(folder):
+            return str(own)
+        if not whole:
             raise ConfigError(
                 f"{folder} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: --tokenizer_name"
             )
-        return str(own)
-    if arguments.starts_from_pipeline:
-        own = find_tokenizer(locate_model(arguments.model_name_or_path, arguments.offline, arguments.components))
-        if own:
-            return str(own)
     if arguments.default_tokenizer:
         return arguments.default_tokenizer
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
@@ -151,15 +155,7 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
 
 def class_of(parts) -> type[LatentDiffusionModel]:
     """The class of a model of components with these names."""
-    if "controlnet" in parts:
-        from ..networks.controlnet import ControlledDiffusionModel
-
-        return ControlledDiffusionModel
-    if "transformer" in parts:
-        from ..networks.transformers.transform import TransformerDiffusionModel
-
-        return TransformerDiffusionModel
-    return LatentDiffusionModel
+    return resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in parts)}")
 
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:

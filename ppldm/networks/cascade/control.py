@@ -54,10 +54,8 @@ class CascadeControlNet(ModelMixin, ConfigMixin):
     ):
         super().__init__()
         if bottleneck == "effnet":
-            width, self.backbone = (
-                stage_channels[-1],
-                make_backbone(stage_channels, stage_layers, conditioning_channels),
-            )
+            width = stage_channels[-1]
+            self.backbone = make_backbone(stage_channels, stage_layers, conditioning_channels)
         elif bottleneck == "simple":
             width, inner = conditioning_channels, 4 * conditioning_channels
             self.backbone = nn.Sequential(

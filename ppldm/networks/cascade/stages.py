@@ -75,13 +75,11 @@ class CascadeModel(DenoisingModel):
         """The network's output for x_t at timesteps [B] int64, or one for all, under what `condition` gives."""
         return self.denoiser(noisy, self.ratios[timesteps].expand([len(noisy)]), **condition)
 
-    def loss_under(self, condition: dict, latents, timesteps, noise, input_noise=None) -> Loss:
+    def loss_under(self, condition: dict, latents, timesteps, *noises) -> Loss:
         """The `denoising_loss` of latents, of the network's arguments `condition`."""
-
-        def predicted(noisy, level):
-            return self.denoise(noisy, timesteps, **condition)
-
-        return self.denoising_loss(predicted, latents, timesteps, noise, input_noise)
+        return self.denoising_loss(
+            lambda noisy, _: self.denoise(noisy, timesteps, **condition), latents, timesteps, *noises
+        )
 
 
 class CascadePriorModel(CascadeModel):

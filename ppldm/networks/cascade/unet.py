@@ -193,10 +193,8 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         if self.config.switch_level:
             enabled = self.config.switch_level[level - 1]
             scale = Resample(channels, out_channels, 0.5 if way == "down" else 2, enabled)
-        elif way == "down":
-            scale = nn.Conv2D(channels, out_channels, 2, stride=2)
         else:
-            scale = nn.Conv2DTranspose(channels, out_channels, 2, stride=2)
+            scale = (nn.Conv2D if way == "down" else nn.Conv2DTranspose)(channels, out_channels, 2, stride=2)
         return nn.Sequential(channel_norm(channels), scale)
 
     def _set_gradient_checkpointing(self, module, value: bool = False) -> None:
