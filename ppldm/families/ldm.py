@@ -59,8 +59,12 @@ class TextToImage(Family):
             kind = self.components[name]
             found[name] = read_folder_config(kind, place) if place else self.new_config(name, config, found)
             if place and published and not found[name]:
-                found[name] = published_config(kind, name, place)
+                found[name] = self.published(name, config, found)
         return found
+
+    def published(self, name: str, config, found: dict) -> dict:
+        """That of a component of a published model that is not here. Raises ModelError where unknown."""
+        return published_config(self.components[name], name, self.places(config)[name])
 
     def new_config(self, name: str, config, found: dict) -> dict | None:
         """That of a component built anew, beside those `found`; None where it follows from what is not here."""
@@ -81,7 +85,7 @@ class TextToImage(Family):
                 sizes["vocab_size"] = load_tokenizer(config.tokenizer_name, config.model_max_length).vocab_size
             configs["text_encoder"] |= sizes
         self.check_configs(configs, config)
-        return {name: Component(configs[name], name in config.trained) for name in config.components}
+        return {name: Component(one, name in config.trained) for name, one in configs.items()}
 
     def check_configs(self, configs: dict, config: TextToImageSettings) -> None:
         """Raises ModelError where completed configs, by name, of those that are known, make no model of this family."""
@@ -111,12 +115,6 @@ class TextToImage(Family):
         model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
         check_sides(downscale_factor(model.vae.config), "the VAE's", data)
         return model
-
-    def assemble(self, config: TextToImageSettings, seed: int, *parts):
-        """The model of built parts, as `LatentDiffusionModel` takes them."""
-        from .ldm_build import class_of
-
-        return class_of(self.components)(*parts)
 
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:
         """Samples at each guidance scale, and what the autoencoder makes of pictures."""

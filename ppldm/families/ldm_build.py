@@ -26,17 +26,17 @@ from ..weights.folders import whole_model
 from ..weights.read import find_tokenizer, read_weights
 from .base import get_family
 
+CONTROLNET = "controlnet"
 _MODELS = {
-    "controlnet": "controlnet.ControlledDiffusionModel",
+    CONTROLNET: "controlnet.ControlledDiffusionModel",
     "transformer": "transformers.transform.TransformerDiffusionModel",
     "unet": "latent_diffusion.LatentDiffusionModel",
 }  # by the component that says so
 
 
 def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = None) -> LatentDiffusionModel:
-    """The model that a `TextToImageSettings` describes, made by its family of its parts. `vocab_size` replaces the
-    config's; `resolution` is what `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
-    family = get_family(arguments.family)
+    """The model that a `TextToImageSettings` describes. `vocab_size` replaces the config's; `resolution` is what
+    `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
         asked, said, weights = Drawing(**arguments.kept()), {}, None
@@ -57,23 +57,24 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
                 get_logger().warning("%s was trained with %s %s and goes on with %s",
                                      arguments.model_name_or_path, name, before[name], now[name])  # fmt: skip
             said = kept_of(weights.metadata)
-        vae, text_encoder, denoiser = _make_parts(family, arguments, weights, vocab_size, seed)
-        if arguments.enable_xformers_memory_efficient_attention:
-            if not current_kind().efficient_attention:
-                raise ConfigError(
-                    "--enable_xformers_memory_efficient_attention needs a GPU; omit it on " + current_kind().words
-                )
-            denoiser.enable_xformers_memory_efficient_attention()
-        elif arguments.denoiser == "unet":
-            denoiser.set_attn_processor(plain_attention())  # ppdiffusers would choose by the device
-        frozen = not arguments.trains_text_encoder
+        parts = _make_parts(arguments, weights, vocab_size, seed)
+        attending = [parts[kind] for kind in (arguments.denoiser, CONTROLNET) if kind in parts]
+        if arguments.enable_xformers_memory_efficient_attention and not current_kind().efficient_attention:
+            raise ConfigError(
+                f"--enable_xformers_memory_efficient_attention needs a GPU; omit it on {current_kind().words}"
+            )
+        for one in attending:
+            if arguments.enable_xformers_memory_efficient_attention:
+                one.enable_xformers_memory_efficient_attention()
+            elif arguments.denoiser == "unet":
+                one.set_attn_processor(plain_attention())  # ppdiffusers would choose by the device
         process = Process.of({**schedule, **chosen}, arguments.weighting())
-        sampling = sampling_settings(schedule)
-        model = family.assemble(arguments, seed, vae, text_encoder, denoiser, process, frozen, sampling)
+        model = _assemble(parts, process, sampling_settings(schedule), not arguments.trains_text_encoder)
         if chosen and said.get("sampler") not in samplers_of(process):
             said.pop("sampler", None)  # of what it predicted before
         model.usual = asked.fit(process, drawing_of(said, process, arguments.model_name_or_path))
-        model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
+        text_width = hidden_width(config_of("text_encoder", model.text_encoder))
+        model.inputs = inputs_of(arguments, model.vae.config, text_width, process)
         return model
 
 
@@ -115,28 +116,35 @@ def tokenizer_source(arguments) -> str:
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
-def _make_parts(family, arguments, weights: Weights | None, vocab_size: int, seed: int) -> list:
-    """VAE, text encoder and denoiser: of whole `weights`, or one by one. Nothing is built before all of them fit."""
-    kinds = arguments.components
+def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) -> dict:
+    """The networks by name: of whole `weights`, or one by one. Nothing is built before all of them fit."""
+    family, components = get_family(arguments.family), {}
+    places = family.places(arguments)
     if weights:
-        components = weights.components
-        require_components(kinds, weights, arguments.model_name_or_path)
-    else:
-        components = {kind: _find(kind, name, arguments) for kind, name in arguments.component_names().items() if name}
-    configs = {kind: components[kind].config if kind in components else arguments.new_config(kind) for kind in kinds}
+        require_components(arguments.components, weights, arguments.model_name_or_path)
+        components = {kind: weights.components[kind] for kind in arguments.components}
+    for kind in (kind for kind, place in places.items() if place and kind not in components):
+        ema, yaml_file = arguments.load_ema and kind == arguments.denoiser, arguments.original_config_file
+        components[kind] = find_component_by_name(kind, places[kind], yaml_file, ema, arguments.offline)
+    configs: dict[str, dict] = {}
+    for kind in places:
+        known = kind in components
+        configs[kind] = components[kind].config if known else family.new_config(kind, arguments, configs)
     if "text_encoder" not in components:
         configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], arguments, vocab_size)
     family.check_configs(configs, arguments)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
-    return [
-        fill_component(kind, components[kind]) if kind in components else build_network(kind, configs[kind], seed)
-        for kind in kinds
-    ]
+    parts = {}
+    for kind, config in configs.items():
+        if kind in components:
+            parts[kind] = fill_component(kind, components[kind])
+        elif kind == CONTROLNET:
+            from ..networks.controlnet import new_controlnet
 
-
-def _find(kind: str, name: str, arguments):
-    ema = arguments.load_ema and kind == arguments.denoiser
-    return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
+            parts[kind] = new_controlnet(parts["unet"], config, seed)
+        else:
+            parts[kind] = build_network(kind, config, seed)
+    return parts
 
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:
@@ -145,17 +153,15 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
-        make = class_of(parts)
-        parts["denoiser"] = parts.pop(make.denoiser_name)
-        settings = {"process": Process.of(weights.scheduler), "sampling": sampling_settings(weights.scheduler)}
-        model = make(**parts, **settings)
+        model = _assemble(parts, Process.of(weights.scheduler), sampling_settings(weights.scheduler))
     model.eval()
     return model
 
 
-def class_of(parts) -> type[LatentDiffusionModel]:
-    """The class of a model of components with these names."""
-    return resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in parts)}")
+def _assemble(parts: dict, *settings) -> LatentDiffusionModel:
+    make = resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in parts)}")
+    parts["denoiser"] = parts.pop(make.denoiser_name)
+    return make(*(parts.pop(name) for name in ("vae", "text_encoder", "denoiser")), *settings, **parts)
 
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:

@@ -73,6 +73,12 @@ _JOINTS = (
     ("vqgan", "latent_channels", "decoder", "in_channels"),
     ("text_encoder", "projection_dim", "decoder", "clip_text_pooled_in_channels"),
 )
+_CONTROL_CHANNELS = (16, 32, 96, 256)  # of the layers that take a control image to latents; each halves the sides
+# Of what a UNet has and the copy of its encoder has not, all that may be as it likes. The rest must be at its default.
+_NOT_COPIED = {
+    "sample_size", "out_channels", "up_block_types", "reverse_transformer_layers_per_block", "time_cond_proj_dim",
+    "conv_out_kernel", "data_format",
+}  # fmt: skip
 
 
 def check_config(kind: str, config: dict, source, error: type[PpldmError] = ModelError, new: bool = False) -> dict:
@@ -166,6 +172,25 @@ def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError
     what such a model does not give it. drawn: it is not trained, so that its UNet may be one that `takes_mask`."""
     if problem := next(_misfits(configs, drawn), None):
         raise error(f"{source}: {problem}" if source else problem)
+
+
+def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
+    """The completed config of a control network beside a UNet. Raises ModelError for one that cannot be copied."""
+    settings, copied = settings_of("unet"), settings_of("controlnet").keys() & unet.keys()
+    bound = settings.keys() - copied - _NOT_COPIED
+    odd = {name: unet[name] for name in unet if name in bound and unet[name] not in (settings[name].default, None)}
+    lists = {name: unet[name] for name in ("layers_per_block", "cross_attention_dim") if isinstance(unet[name], list)}
+    if unet["mid_block_type"] is None or odd or lists:
+        odd = {"mid_block_type": unet["mid_block_type"], **odd, **lists}
+        shown = ", ".join(f"{name} {value}" for name, value in odd.items())
+        raise ModelError(f"no ControlNet can be made for this UNet ({shown}); start from another")
+    halvings = downscale_factor(vae).bit_length() - 1
+    last = _CONTROL_CHANNELS[-1:] * max(0, halvings + 1 - len(_CONTROL_CHANNELS))
+    own = {
+        "conditioning_channels": num_channels,
+        "conditioning_embedding_out_channels": [*_CONTROL_CHANNELS[: halvings + 1], *last],
+    }
+    return check_config("controlnet", {name: unet[name] for name in copied} | own, "the UNet")
 
 
 def takes_mask(unet, channels: int) -> bool:

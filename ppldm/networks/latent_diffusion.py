@@ -46,8 +46,8 @@ class LatentDiffusionModel(DenoisingModel):
         text_encoder: nn.Layer,
         denoiser: nn.Layer,
         process: Process,
-        freeze_text_encoder: bool = False,
         sampling: dict | None = None,
+        freeze_text_encoder: bool = False,
         **further: nn.Layer,
     ):
         """`sampling`: what the model came with, for samplers and exports. further: a subclass's components."""
