@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..config.option import Needs, option
 from ..data.control import make_filter
 from ..networks.config_fields import CASCADE_BLOCKS, CONTROL_BOTTLENECKS
-from ..networks.configs import EFFNET_FACTOR, check_config, check_tokenizer_fit, downscale_factor, read_new_config
+from ..networks.configs import EFFNET_FACTOR, check_config, downscale_factor, read_new_config
 from ..utils.errors import ConfigError, ModelError
 from ..utils.rng import Stream
 from .base import check_sides
@@ -53,6 +53,8 @@ class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     default_tokenizer: ClassVar[None] = None
     trains_text_encoder: ClassVar[bool] = False
     how_to_freeze: ClassVar[str] = ""
+    original_config_file: ClassVar[None] = None
+    load_ema: ClassVar[bool] = False
     mask_pad_tokens: ClassVar[bool] = True
 
     effnet_name_or_path: str | None = weights_option("Frozen EfficientNet, which makes the small latents")
@@ -126,37 +128,14 @@ class CascadeStage(TextToImage):
         return read_new_config(self.components[name], config.file_of(name), f"--{name}_config_file")
 
     def make(self, config: CascadeSettings, data, seed: int, tokenizer):
-        """From weights or from configs; nothing is built before all of them fit."""
         import paddle
 
         from ..diffusion.drawing import Drawing
         from ..diffusion.process import Process
-        from ..networks.build import build_network, resize_text_encoder
-        from ..weights.fill import fill_component, find_component_by_name
+        from .ldm_build import make_parts
 
-        kinds, places, parts = self.components, config.component_names(), {}
-        found = {
-            name: find_component_by_name(kinds[name], place, offline=config.offline)
-            for name, place in places.items()
-            if place
-        }
-        configs: dict[str, dict] = {}
-        for name in places:
-            configs[name] = found[name].config if name in found else self.new_config(name, config, configs)
-        if "text_encoder" not in found:
-            configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], config, tokenizer.vocab_size)
-        self.check_configs(configs, config)
-        check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
         with paddle.utils.unique_name.guard():
-            for name, one in configs.items():
-                if name in found:
-                    parts[name] = fill_component(kinds[name], found.pop(name))
-                elif name == _CONTROLNET:
-                    from ..networks.cascade.control import new_controlnet
-
-                    parts[name] = new_controlnet(parts["effnet"], one, seed)
-                else:
-                    parts[name] = build_network(kinds[name], one, seed)
+            parts, configs = make_parts(self, config, tokenizer.vocab_size, seed)
             process = Process.of(config.schedule(data.resolution), config.weighting())
             model = resolve_name(f"ppldm.networks.cascade.{self.model}")(**parts, process=process)
         model.end_id = tokenizer.end_id
@@ -374,6 +353,14 @@ class CascadeControlNet(CascadePrior):
         known = configs.get(_CONTROLNET) and configs["prior"]
         if known and (problem := next(control_misfits(configs[_CONTROLNET], configs["prior"]), None)):
             raise ModelError(f"{problem}; choose others, or set --controlnet_blocks")
+
+    def new_network(self, name: str, config: dict, parts: dict, seed: int):
+        """A ControlNet begins with the EfficientNet."""
+        if name != _CONTROLNET:
+            return super().new_network(name, config, parts, seed)
+        from ..networks.cascade.control import new_controlnet
+
+        return new_controlnet(parts["effnet"], config, seed)
 
     def inputs(self, config: CascadeControlNetConfig, configs: dict, process) -> dict:
         """Those of stage C, and the control image."""

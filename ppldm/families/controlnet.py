@@ -66,6 +66,12 @@ class ControlNet(TextToImage):
             return None
         return controlnet_config(found["unet"], found["vae"], make_filter(config.control).num_channels)
 
+    def new_network(self, name: str, config: dict, parts: dict, seed: int):
+        """A copy of the UNet's encoder."""
+        from ..networks.controlnet import new_controlnet
+
+        return new_controlnet(parts["unet"], config, seed)
+
     def published(self, name: str, config: ControlNetConfig, found: dict) -> dict:
         return (self.new_config if name == "controlnet" else super().published)(name, config, found)
 

@@ -116,6 +116,12 @@ class TextToImage(Family):
         check_sides(downscale_factor(model.vae.config), "the VAE's", data)
         return model
 
+    def new_network(self, name: str, config: dict, parts: dict, seed: int):
+        """A component of a completed config, that is built anew beside the `parts` before it."""
+        from ..networks.build import build_network
+
+        return build_network(self.components[name], config, seed)
+
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:
         """Samples at each guidance scale, and what the autoencoder makes of pictures."""
         from .ldm_draw import draw_sample_pictures

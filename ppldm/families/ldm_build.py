@@ -10,7 +10,7 @@ import paddle
 from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
 from ..diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
 from ..diffusion.process import Process, sampling_settings
-from ..networks.build import build_network, resize_text_encoder
+from ..networks.build import resize_text_encoder
 from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor, hidden_width
 from ..networks.cpu_operators.layers import plain_attention
 from ..networks.latent_diffusion import LatentDiffusionModel
@@ -57,7 +57,7 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
                 get_logger().warning("%s was trained with %s %s and goes on with %s",
                                      arguments.model_name_or_path, name, before[name], now[name])  # fmt: skip
             said = kept_of(weights.metadata)
-        parts = _make_parts(arguments, weights, vocab_size, seed)
+        parts = make_parts(get_family(arguments.family), arguments, vocab_size, seed, weights)[0]
         attending = [parts[kind] for kind in (arguments.denoiser, CONTROLNET) if kind in parts]
         if arguments.enable_xformers_memory_efficient_attention and not current_kind().efficient_attention:
             raise ConfigError(
@@ -116,35 +116,29 @@ def tokenizer_source(arguments) -> str:
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
-def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) -> dict:
-    """The networks by name: of whole `weights`, or one by one. Nothing is built before all of them fit."""
-    family, components = get_family(arguments.family), {}
-    places = family.places(arguments)
+def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights | None = None) -> tuple[dict, dict]:
+    """(networks, their configs) by name: of whole `weights`, or one by one. Nothing is built before all of them fit."""
+    components, configs, parts = {}, {}, {}
+    places, kinds = family.places(arguments), family.components
     if weights:
         require_components(arguments.components, weights, arguments.model_name_or_path)
-        components = {kind: weights.components[kind] for kind in arguments.components}
-    for kind in (kind for kind, place in places.items() if place and kind not in components):
-        ema, yaml_file = arguments.load_ema and kind == arguments.denoiser, arguments.original_config_file
-        components[kind] = find_component_by_name(kind, places[kind], yaml_file, ema, arguments.offline)
-    configs: dict[str, dict] = {}
-    for kind in places:
-        known = kind in components
-        configs[kind] = components[kind].config if known else family.new_config(kind, arguments, configs)
+        components = {name: weights.components[name] for name in arguments.components}
+    for name in (name for name, place in places.items() if place and name not in components):
+        ema, yaml_file = arguments.load_ema and name == arguments.denoiser, arguments.original_config_file
+        components[name] = find_component_by_name(kinds[name], places[name], yaml_file, ema, arguments.offline)
+    for name in places:
+        known = name in components
+        configs[name] = components[name].config if known else family.new_config(name, arguments, configs)
     if "text_encoder" not in components:
         configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], arguments, vocab_size)
     family.check_configs(configs, arguments)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
-    parts = {}
-    for kind, config in configs.items():
-        if kind in components:
-            parts[kind] = fill_component(kind, components[kind])
-        elif kind == CONTROLNET:
-            from ..networks.controlnet import new_controlnet
-
-            parts[kind] = new_controlnet(parts["unet"], config, seed)
+    for name, config in configs.items():
+        if name in components:
+            parts[name] = fill_component(kinds[name], components.pop(name))
         else:
-            parts[kind] = build_network(kind, config, seed)
-    return parts
+            parts[name] = family.new_network(name, config, parts, seed)
+    return parts, configs
 
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:
