@@ -69,7 +69,7 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
             elif arguments.denoiser == "unet":
                 one.set_attn_processor(plain_attention())  # ppdiffusers would choose by the device
         process = Process.of({**schedule, **chosen}, arguments.weighting())
-        model = _assemble(parts, process, sampling_settings(schedule), not arguments.trains_text_encoder)
+        model = _class_of(parts)(process, sampling_settings(schedule), not arguments.trains_text_encoder, **parts)
         if chosen and said.get("sampler") not in samplers_of(process):
             said.pop("sampler", None)  # of what it predicted before
         model.usual = asked.fit(process, drawing_of(said, process, arguments.model_name_or_path))
@@ -147,15 +147,13 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
-        model = _assemble(parts, Process.of(weights.scheduler), sampling_settings(weights.scheduler))
+        model = _class_of(parts)(Process.of(weights.scheduler), sampling_settings(weights.scheduler), **parts)
     model.eval()
     return model
 
 
-def _assemble(parts: dict, *settings) -> LatentDiffusionModel:
-    make = resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in parts)}")
-    parts["denoiser"] = parts.pop(make.denoiser_name)
-    return make(*(parts.pop(name) for name in ("vae", "text_encoder", "denoiser")), *settings, **parts)
+def _class_of(parts) -> type[LatentDiffusionModel]:
+    return resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in parts)}")
 
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:

@@ -18,8 +18,8 @@ class ControlledDiffusionModel(LatentDiffusionModel):
     """All frozen but `controlnet`. Without a control image it is the model that it stands on. The attention of the
     control network sees the padding behind captions, whatever `mask_behind` says."""
 
-    def __init__(self, vae, text_encoder, denoiser, process, sampling=None, frozen=True, *, controlnet: nn.Layer):
-        super().__init__(vae, text_encoder, denoiser, process, sampling, True, controlnet=controlnet)
+    def __init__(self, process, sampling: dict | None = None, frozen: bool = True, **parts: nn.Layer):
+        super().__init__(process, sampling, True, **parts)
 
     @property
     def networks(self) -> dict[str, Component]:

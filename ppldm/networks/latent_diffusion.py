@@ -40,23 +40,13 @@ class LatentDiffusionModel(DenoisingModel):
     words = "encoder_hidden_states"
     mask_behind: int | None = None
 
-    def __init__(
-        self,
-        vae: nn.Layer,
-        text_encoder: nn.Layer,
-        denoiser: nn.Layer,
-        process: Process,
-        sampling: dict | None = None,
-        freeze_text_encoder: bool = False,
-        **further: nn.Layer,
-    ):
-        """`sampling`: what the model came with, for samplers and exports. further: a subclass's components."""
-        parts = {"vae": vae, "text_encoder": text_encoder, self.denoiser_name: denoiser, **further}
-        super().__init__(process, **parts, freeze_text_encoder=freeze_text_encoder)
+    def __init__(self, process: Process, sampling: dict | None = None, frozen: bool = False, **parts: nn.Layer):
+        """`sampling`: what the model came with, for samplers and exports. frozen: the text encoder. parts: by name."""
+        super().__init__(process, **parts, freeze_text_encoder=frozen)
         self.sampling = dict(sampling or {})
-        self.scaling_factor = float(vae.config.scaling_factor)
-        if hasattr(text_encoder, "to_logits"):
-            freeze(text_encoder.to_logits)
+        self.scaling_factor = float(self.vae.config.scaling_factor)
+        if hasattr(self.text_encoder, "to_logits"):
+            freeze(self.text_encoder.to_logits)
 
     @property
     def takes_mask(self) -> bool:

@@ -20,8 +20,8 @@ def led(tiny, channels=3, seed=3, **changes):
             parameter.numpy() + rng.standard_normal(parameter.shape, dtype=np.float32) * np.float32(0.05)
         )
     config = controlnet_config(config_of("unet", base.unet), base.vae.config, channels)
-    controlnet = new_controlnet(base.unet, config, seed)
-    model = ControlledDiffusionModel(base.vae, base.text_encoder, base.unet, base.process, controlnet=controlnet)
+    parts = {"vae": base.vae, "text_encoder": base.text_encoder, "unet": base.unet}
+    model = ControlledDiffusionModel(base.process, **parts, controlnet=new_controlnet(base.unet, config, seed))
     control = np.random.default_rng(2).integers(0, 256, (4, channels, 32, 32), dtype=np.uint8)
     return base, model, make_batch(4) | {"control": paddle.to_tensor(control)}
 

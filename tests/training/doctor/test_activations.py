@@ -101,7 +101,9 @@ def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet
     vae = read_new_config("vae", "vae_tiny", "--config")
     config = controlnet_config(config_of("unet", unet), vae, control[0])
     network = new_controlnet(unet, config, 1)
-    parts = ControlledDiffusionModel(bare_network("vae", vae), nn.Linear(1, 1), unet, Process(), controlnet=network)
+    parts = ControlledDiffusionModel(
+        Process(), vae=bare_network("vae", vae), text_encoder=nn.Linear(1, 1), unet=unet, controlnet=network
+    )
     for one in (unet, network):
         one.set_attn_processor(AttnProcessor())
     network.train()
