@@ -141,25 +141,19 @@ class ObjectiveSettings:
     def chosen_schedule(self, resolution: int | None) -> dict:
         """What of a process the settings choose for pictures of `resolution`, by the names of model.json; the rest
         comes from the starting model, or is as published."""
-        shift = resolution / self.shift_base_resolution if self.shift_base_resolution else self.timestep_shift
-        chosen = {"beta_schedule": self.beta_schedule, "timestep_shift": shift}
-        return {
-            "prediction_type": self.prediction_type,
-            "rescale_betas_zero_snr": self.rescale_betas_zero_snr,
-            **{name: value for name, value in chosen.items() if value is not None},
-        }
+        names = ("prediction_type", "rescale_betas_zero_snr", "beta_schedule", "timestep_shift")
+        chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.shift_base_resolution:
+            chosen["timestep_shift"] = resolution / self.shift_base_resolution
+        return chosen
 
     def weighting(self):
         """The weights of the loss (`diffusion.process`); None: all are 1."""
         from ..diffusion.process import P2, Adaptive, MinSNR
 
         kind = self.loss_weighting or ("min_snr" if self.snr_gamma else "none")
-        return {
-            "none": None,
-            "min_snr": MinSNR(self.snr_gamma or MinSNR.gamma),
-            "p2": P2(self.p2_gamma, self.p2_k),
-            "adaptive": Adaptive(),
-        }[kind]
+        found = {"min_snr": MinSNR(self.snr_gamma or MinSNR.gamma), "p2": P2(self.p2_gamma, self.p2_k)}
+        return Adaptive() if kind == "adaptive" else found.get(kind)
 
     def noise_inputs(self, normals: Callable) -> dict:
         """The inputs (`data.inputs`) that are noise, of `normals(stream)` for latents. Offset noise:
