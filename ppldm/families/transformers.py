@@ -9,7 +9,6 @@ microdit  Sehwag et al. 2024, arXiv:2407.15811 (`networks.transformers.microdit`
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from ..config.option import Positive, SmallShare, option
@@ -18,8 +17,6 @@ from ..utils.errors import ConfigError, ModelError
 from .base import check_sides
 from .ldm import TextToImage
 from .settings import PartsSettings, config_option, learning_rate_of, lora_components, weights_option
-
-_model = partial(option, section="model")
 
 
 @dataclass(kw_only=True)
@@ -33,10 +30,11 @@ class TransformerSettings(PartsSettings):
     transformer_config_file: str | None = config_option(
         "transformer", "a transformer that is trained from scratch", "uvit_s2, dit_xl2, …", in_parts=True
     )
-    patch_masking: SmallShare = _model(
+    patch_masking: SmallShare = option(
         0.0,
         "Leave this share of the patches of each picture out of the training: 0.75 makes a step about four times as "
         "cheap (docs/models.md).",
+        section="model",
         identity=True,
     )
     transformer_learning_rate: Positive | None = learning_rate_of("the transformer")
