@@ -245,11 +245,14 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             f"the UNet takes {unet['in_channels']} channels and gives {unet['out_channels']}, and the VAE gives "
             f"{latents}; in_channels and out_channels of --unet_config_file must be the VAE's latent_channels"
         )
-    if text_encoder and unet and set(_for_each(unet, "cross_attention_dim")) != {width}:
-        yield (
-            f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
-            "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
-        )
+    reads = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
+    for name, network, key in (("UNet", unet, "cross_attention_dim"), ("transformer", transformer, reads)):
+        own = network[key] if network and text_encoder else width
+        if set(own if isinstance(own, list) else [own]) != {width}:
+            yield (
+                f"the {name} attends to width {_shown(own)} and the text encoder gives {width}; {key} of the {name} "
+                "must be d_model (CLIP: hidden_size) of the text encoder"
+            )
     for name, key, other, needed in _JOINTS:
         one, two = configs.get(name), configs.get(other)
         if one and two and one[key] != two[needed]:
@@ -257,12 +260,6 @@ def _misfits(configs: dict[str, dict], drawn: bool):
                 f"the {name} gives {key} {one[key]}, and the {other} takes {needed} {two[needed]}; choose networks "
                 "that were made for one another"
             )
-    name = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
-    if transformer and text_encoder and transformer[name] != width:
-        yield (
-            f"the transformer reads captions of width {transformer[name]} and the text encoder gives {width}; {name} "
-            "must be d_model (CLIP: hidden_size) of the text encoder"
-        )
     for key in sorted(controlnet.keys() & unet.keys()) if controlnet and unet else ():
         if controlnet[key] != unet[key]:
             own, other = _shown(controlnet[key]), _shown(unet[key])
@@ -306,7 +303,8 @@ def _problems(table: str, config: dict):
 
 
 def _unet_problems(config: dict):
-    channels, heads = config["block_out_channels"], _for_each(config, "attention_head_dim")
+    channels, heads = config["block_out_channels"], config["attention_head_dim"]
+    heads = heads if isinstance(heads, list) else [heads] * len(channels)
     blocks = [*zip(config["down_block_types"], reversed(config["up_block_types"]), strict=True)]
     blocks[-1] += (config["mid_block_type"] or "",)
     for number, names in enumerate(blocks):
@@ -363,12 +361,6 @@ def _cascade_problems(is_prior: bool, config: dict):
     for key in ("clip_text_in_channels", "clip_image_in_channels") if is_prior else ():
         if config[key] is None:
             yield f"{key} null: a prior attends to captions and pictures"
-
-
-def _for_each(config: dict, name: str) -> list:
-    """A setting that may be one value for all blocks, as a list."""
-    value = config[name]
-    return value if isinstance(value, list) else [value] * len(config["down_block_types"])
 
 
 def _plain(value):
