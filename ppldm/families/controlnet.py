@@ -72,7 +72,7 @@ class ControlNet(TextToImage):
 
         return new_controlnet(parts["unet"], config, seed)
 
-    def published(self, name: str, config: ControlNetConfig, found: dict) -> dict:
+    def published(self, name: str, config: ControlNetConfig, found: dict) -> dict | None:
         return (self.new_config if name == "controlnet" else super().published)(name, config, found)
 
     def check_configs(self, configs: dict, config: ControlNetConfig) -> None:

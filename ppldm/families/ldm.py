@@ -62,7 +62,7 @@ class TextToImage(Family):
                 found[name] = self.published(name, config, found)
         return found
 
-    def published(self, name: str, config, found: dict) -> dict:
+    def published(self, name: str, config, found: dict) -> dict | None:
         """That of a component of a published model that is not here. Raises ModelError where unknown."""
         return published_config(self.components[name], name, self.places(config)[name])
 
