@@ -309,17 +309,6 @@ class CascadeControlNet(CascadePrior):
         """What is frozen."""
         return config.components[:-1]
 
-    def check(self, config: CascadeControlNetConfig, data) -> None:
-        """With the filter of control images, and the ControlNet's config."""
-        super().check(config, data)
-        found = self.configs(config)
-        seen = self._num_channels(config, found[_CONTROLNET], found["effnet"])
-        if seen and found[_CONTROLNET]["conditioning_channels"] != seen:
-            raise ModelError(
-                f"{config.controlnet_name_or_path} sees {found[_CONTROLNET]['conditioning_channels']} channels; with "
-                f"--control {config.control} there are {seen}"
-            )
-
     def new_config(self, name: str, config: CascadeControlNetConfig, found: dict) -> dict | None:
         """The ControlNet's follows from the others; None where those are not here."""
         if name != _CONTROLNET:
@@ -347,11 +336,17 @@ class CascadeControlNet(CascadePrior):
             )
         return effnet["latent_channels"]
 
-    def check_configs(self, configs: dict, config: CascadeSettings) -> None:
-        """The ControlNet and the prior too."""
+    def check_configs(self, configs: dict, config: CascadeControlNetConfig) -> None:
+        """The ControlNet with the filter of control images and the prior too."""
         super().check_configs(configs, config)
-        known = configs.get(_CONTROLNET) and configs["prior"]
-        if known and (problem := next(control_misfits(configs[_CONTROLNET], configs["prior"]), None)):
+        own, prior = configs[_CONTROLNET], configs["prior"]
+        seen = self._num_channels(config, own, configs["effnet"])
+        if seen and own["conditioning_channels"] != seen:
+            raise ModelError(
+                f"{config.controlnet_name_or_path} sees {own['conditioning_channels']} channels; with --control "
+                f"{config.control} there are {seen}"
+            )
+        if own and prior and (problem := next(control_misfits(own, prior), None)):
             raise ModelError(f"{problem}; choose others, or set --controlnet_blocks")
 
     def new_network(self, name: str, config: dict, parts: dict, seed: int):
