@@ -68,7 +68,7 @@ class TextToImage(Family):
 
     def new_config(self, name: str, config, found: dict) -> dict | None:
         """That of a component built anew, beside those `found`; None where it follows from what is not here."""
-        return None if config.starts_from_pipeline else config.new_config(name)
+        return config.new_config(name)
 
     def places(self, config: TextToImageSettings) -> dict[str, str | None]:
         """Component to the folder or name of its weights; None where it is built anew."""

@@ -85,13 +85,9 @@ class DenoisingModel(Model):
         """What removes the noise."""
         return getattr(self, self.denoiser_name)
 
-    def size_condition(self, sizes) -> dict:
-        """What the network takes of sizes [B, 6], by the names of its arguments: nothing."""
+    def drawn_sizes(self, latents) -> dict:
+        """What the network takes of the sizes of pictures that are drawn as `latents`: nothing."""
         return {}
-
-    def drawn_sizes(self, latents):
-        """Sizes [B, 6] of pictures that are drawn as `latents`; None where the network takes none."""
-        return None
 
     def lead(self, pictures) -> dict:
         """The network's arguments of pictures [B, K, H, W] uint8 that lead what is drawn: control images."""

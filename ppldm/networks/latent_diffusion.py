@@ -120,12 +120,12 @@ class LatentDiffusionModel(DenoisingModel):
         # In the place of SDXL's pooled embedding of the caption stands one of no numbers.
         return {"added_cond_kwargs": {"text_embeds": paddle.zeros([sizes.shape[0], 0]), "time_ids": sizes}}
 
-    def drawn_sizes(self, latents):
-        """Sizes [B, 6] of pictures drawn as `latents`: uncropped; None where the UNet takes none."""
+    def drawn_sizes(self, latents) -> dict:
+        """`size_condition` of pictures drawn as `latents`: uncropped; nothing where the UNet takes none."""
         if not takes_sizes(self.denoiser.config):
-            return None
+            return {}
         size = [side * downscale_factor(self.vae.config) for side in latents.shape[2:]]
-        return paddle.to_tensor([[*size, 0, 0, *size]] * latents.shape[0])
+        return self.size_condition(paddle.to_tensor([[*size, 0, 0, *size]] * latents.shape[0]))
 
     def predict(self, noisy, timesteps, input_ids, sizes=None, text_embeddings=None):
         """The UNet's output [B, C, h, w] for x_t at these timesteps under these captions: all that is trained."""
