@@ -17,7 +17,7 @@ from pathlib import Path
 from commands import measure_command
 from results import add_result_flags, save_results
 
-from ppldm.networks.build import init_lpips
+from ppldm.networks.build import init_network
 from ppldm.networks.losses import Lpips
 from ppldm.utils.files import write_json
 from ppldm.weights.formats.files import write_safetensors
@@ -73,7 +73,7 @@ def write_lpips(folder: Path, seed: int) -> Path:
     """A file of the weights that training draws from `seed`."""
     path = folder / f"lpips-{seed}.safetensors"
     if not path.exists():
-        arrays = {name: value.numpy() for name, value in init_lpips(Lpips(), seed).state_dict().items()}
+        arrays = {name: value.numpy() for name, value in init_network(Lpips(), "lpips", seed).state_dict().items()}
         write_safetensors(path, arrays, "pd")
     return path
 

@@ -103,7 +103,7 @@ class PaddleSide:
                 if len(shape) > 1:
                     width = np.prod(shape[1:]) if len(shape) == 4 else shape[0]
                     parameter.set_value(rng.standard_normal(shape, dtype=np.float32) / np.float32(width**0.5))
-        self.model = LatentDiffusionModel(nets["vae"], nets["text_encoder"], nets["unet"], Process())
+        self.model = LatentDiffusionModel(Process(), **nets)
         self.model.train()
         self.batch = self.take(make_batch(case))
         learned = [one for one in self.model.parameters() if not one.stop_gradient]

@@ -63,11 +63,9 @@ class Drawing:
         if steps is not None and steps < 1:
             raise ConfigError(f"--num_inference_steps {steps} must be above 0")
         for name in ("guidance_scale", "guidance_rescale", "eta", "strength"):
-            value, usual = getattr(self, name), getattr(Drawing, name)
-            if name == "guidance_scale":
-                if value is None:
-                    continue
-                usual = USUAL.guidance_scale
+            value, usual = getattr(self, name), getattr(USUAL, name)
+            if value is None and name == "guidance_scale":
+                continue
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
                 raise ConfigError(f"--{name} {value} is not a number; {usual:g} is usual")
             if name != "guidance_scale" and not 0 <= value <= 1:

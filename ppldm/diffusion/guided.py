@@ -74,7 +74,7 @@ def sample_latents(
     if guided:
         condition = _beside(without, condition)
     # Both branches are told the same sizes: what guidance strengthens is the caption.
-    condition = condition | model.size_condition(model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise))
+    condition = condition | model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise)
     condition |= {
         name: paddle.concat([model.without_lead(value), value]) if guided and paddle.is_tensor(value) else value
         for name, value in (control or {}).items()

@@ -41,22 +41,21 @@ _SCHEDULED: dict[str, tuple[Any, dict]] = {
 }
 
 
-def sampling_scheduler(process: Process, drawing: Drawing, stored: dict | None = None):
-    """The ppdiffusers scheduler of a drawing, set to its steps. Raises ConfigError where it cannot follow the noise
-    schedule of the process. A schedule that ends in pure noise is sampled from its very last timestep where no
-    `timestep_spacing` is stored or asked for: arXiv:2305.08891, section 3.3."""
+def _scheduler(process: Process, drawing: Drawing, stored: dict):
+    """ppdiffusers' of a drawing, set to its steps. Raises ConfigError where it cannot follow the noise schedule of the
+    process. A schedule that ends in pure noise is sampled from its very last timestep where no `timestep_spacing` is
+    stored or asked for: arXiv:2305.08891, section 3.3."""
     sampler, num_steps = drawing.sampler, drawing.num_inference_steps
     scheduler_class, settings = _SCHEDULED[sampler]
-    noise_schedule = process.schedule
     known = inspect.signature(scheduler_class.__init__).parameters
-    schedule = noise_schedule.scheduler_config()
+    schedule = process.schedule.scheduler_config()
     for name, value in schedule.items():
         if name not in known and value:
             raise ConfigError(f"the sampler {sampler} knows no {name}, with which the model was trained; use ddim")
-    if noise_schedule.rescale_betas_zero_snr:
+    if process.schedule.rescale_betas_zero_snr:
         settings = {**settings, "timestep_spacing": "trailing"}
     # What makes `ddpm` of DDIM is not for a model to say.
-    stored = {name: value for name, value in (stored or {}).items() if sampler != "ddpm" or name == "timestep_spacing"}
+    stored = {name: value for name, value in stored.items() if sampler != "ddpm" or name == "timestep_spacing"}
     if drawing.timestep_spacing:
         stored["timestep_spacing"] = drawing.timestep_spacing
     settings = {name: value for name, value in {**settings, **schedule, **stored}.items() if name in known}
@@ -79,10 +78,10 @@ class Scheduled:
 
     passes = 1
 
-    def __init__(self, process: Process, drawing: Drawing, stored: dict | None = None):
+    def __init__(self, process: Process, drawing: Drawing, stored: dict):
         """Raises ConfigError."""
         self.eta, self.is_stochastic = drawing.eta or float(drawing.sampler == "ddpm"), drawing.is_stochastic()
-        self.scheduler = sampling_scheduler(process, drawing, stored)
+        self.scheduler = _scheduler(process, drawing, stored)
         self.timesteps, self.position = list(self.scheduler.timesteps), 0
         self.initial_scale = float(self.scheduler.init_noise_sigma)
 
@@ -106,9 +105,9 @@ class Scheduled:
 def make_ladder(
     process: Process, drawing: Drawing, stored: dict, multistep: bool
 ) -> tuple[np.ndarray, np.ndarray, float]:
-    """(timesteps [n] float64, falling; sigmas [n + 1] float64, falling to 0; of the noise that x_t / a_t starts from,
-    the scale). multistep: as those of DPM-Solver, which have one place more, leave out the last one, and know whole
-    timesteps alone."""
+    """(timesteps [n] float64, falling; sigmas [n + 1] float64, falling to 0; of the noise that latents start from, the
+    scale). multistep: as those of DPM-Solver, which know x_t itself, have one place more, leave out the last one, and
+    know whole timesteps alone."""
     num_steps, num_train = drawing.num_inference_steps, process.num_levels
     alpha_bar = process.schedule.alphas_cumprod().astype(np.float64)
     zero_snr = process.schedule.rescale_betas_zero_snr
@@ -132,7 +131,7 @@ def make_ladder(
         timesteps = timesteps.round() if multistep else timesteps
     largest = float(sigmas.max())
     scale = largest if spacing in ("linspace", "trailing") else (largest**2 + 1) ** 0.5
-    return timesteps, np.append(sigmas, 0.0), scale
+    return timesteps, np.append(sigmas, 0.0), 1.0 if multistep else scale
 
 
 def _spaced(spacing: str, num_steps: int, num_train: int, offset: int, multistep: bool) -> np.ndarray:
@@ -150,16 +149,17 @@ def _spaced(spacing: str, num_steps: int, num_train: int, offset: int, multistep
 
 class OverSigmas:
     """One run: `timesteps` of each pass through the network, `initial_scale` of noise, and `step` from pass to pass.
-    begin: how many passes are left out at the start."""
+    begin: how many passes are left out at the start. scales: (a, s) of a x_0 + s noise, what latents are at a sigma."""
 
     is_stochastic = multistep = False
     passes = 1  # through the network, of a step
     whole_steps = False  # whether equal sigmas divide by nothing
 
-    def __init__(self, process: Process, drawing: Drawing, stored: dict | None = None):
+    def __init__(self, process: Process, drawing: Drawing, stored: dict):
         """Raises ConfigError for a ladder with equal sigmas, where the method cannot take them."""
-        self.stored, self.prediction_type = stored or {}, process.prediction_type
-        timesteps, sigmas, scale = make_ladder(process, drawing, self.stored, self.multistep)
+        self.stored, self.prediction_type = stored, process.prediction_type
+        self.begin, self.position, self.past = 0, 0, []
+        timesteps, sigmas, self.initial_scale = self.ladder(process, drawing)
         if self.whole_steps and (np.diff(sigmas) >= 0).any():
             raise ConfigError(
                 f"the sampler {drawing.sampler} cannot take {drawing.num_inference_steps} steps in a noise schedule "
@@ -167,8 +167,13 @@ class OverSigmas:
             )
         self.timesteps = list(timesteps.astype(np.int64 if self.multistep else np.float32))
         self.sigmas = [float(one) for one in sigmas]
-        self.initial_scale, self.begin, self.position = scale, 0, 0
-        self.past: list = []
+
+    def ladder(self, process: Process, drawing: Drawing):
+        """As of `make_ladder`."""
+        return make_ladder(process, drawing, self.stored, self.multistep)
+
+    def scales(self, sigma: float) -> tuple[float, float]:
+        return 1.0, sigma
 
     def start_at(self, step: int) -> None:
         """Leave out the steps before."""
@@ -177,7 +182,8 @@ class OverSigmas:
 
     def noised(self, latents, noise, number: int):
         """Clean `latents` with as much noise as there is before pass `number` of `timesteps`."""
-        return latents + self.sigmas[self.begin + number] * noise
+        a, s = self.scales(self.sigmas[self.begin + number])
+        return a * latents + s * noise
 
     def scale_input(self, latents):
         """What the network sees of `latents`."""
@@ -228,7 +234,7 @@ class Heun(OverSigmas):
 
     passes = 2
 
-    def __init__(self, process: Process, drawing: Drawing, stored: dict | None = None):
+    def __init__(self, process: Process, drawing: Drawing, stored: dict):
         super().__init__(process, drawing, stored)
         self.timesteps = [self.timesteps[0], *(one for one in self.timesteps[1:] for _ in range(2))]
         self.sigmas = [self.sigmas[0], *(one for one in self.sigmas[1:-1] for _ in range(2)), self.sigmas[-1]]
@@ -279,21 +285,16 @@ class DPMSolver(OverSigmas):
 
     multistep = whole_steps = True
 
-    def __init__(self, process: Process, drawing: Drawing, stored: dict | None = None):
-        super().__init__(process, drawing, stored)
-        self.initial_scale = 1.0
-
-    def noised(self, latents, noise, number: int):
-        """a x_0 + s noise."""
-        a, s = _scales(self.sigmas[self.begin + number])
-        return a * latents + s * noise
+    def scales(self, sigma: float) -> tuple[float, float]:
+        a = 1 / (sigma**2 + 1) ** 0.5
+        return a, sigma * a
 
     def scale_input(self, latents):
         return latents
 
     def picture(self, predicted, latents, sigma: float):
         """x_0 of a prediction, within bounds where the model asks for them."""
-        a, s = _scales(sigma)
+        a, s = self.scales(sigma)
         if self.prediction_type == "epsilon":
             picture = (latents - s * predicted) / a
         elif self.prediction_type == "v_prediction":
@@ -322,7 +323,7 @@ class DPMSolver(OverSigmas):
 
     def descend(self, picture, latents, sigma, below, noise):
         """The exact solution for a constant x_0."""
-        (_, s), (a_below, s_below) = _scales(sigma), _scales(below)
+        (_, s), (a_below, s_below) = self.scales(sigma), self.scales(below)
         return s_below / s * latents + a_below * (1 - below / sigma) * picture
 
 
@@ -333,7 +334,7 @@ class StochasticDPMSolver(DPMSolver):
 
     def descend(self, picture, latents, sigma, below, noise):
         """The exact solution for a constant x_0."""
-        (_, s), (a_below, s_below), ratio = _scales(sigma), _scales(below), below / sigma
+        (_, s), (a_below, s_below), ratio = self.scales(sigma), self.scales(below), below / sigma
         kept = s_below / s * ratio * latents + a_below * (1 - ratio**2) * picture
         return kept + s_below * (1 - ratio**2) ** 0.5 * noise
 
@@ -342,26 +343,21 @@ class UniPC(DPMSolver):
     """Zhao et al. 2023 (arXiv:2302.04867), of second order with B(h) = exp(h) - 1: a step of DPM-Solver++, which the
     next prediction corrects."""
 
-    def __init__(self, process: Process, drawing: Drawing, stored: dict | None = None):
-        super().__init__(process, drawing, stored)
-        self._came_from = None
+    _came_from = None
 
-    def step(self, predicted, latents, noise=None):
+    def move(self, picture, latents, sigma, below, noise):
         """Correct what the last pass gave, and go on from there."""
-        sigma, below = self.sigmas[self.position], self.sigmas[self.position + 1]
-        picture = self.picture(predicted, latents, sigma)
         if self.past:
             latents = self._corrected(picture, sigma)
         self._came_from = latents
         ahead = self._ahead(picture)
         self.past = [picture, *self.past][:2]
-        self.position += 1
         return self.descend(ahead, latents, sigma, below, noise)
 
     def _corrected(self, picture, sigma: float):
         """The latents at `sigma` once more, from those before, the pictures at both ends, and the one before them."""
         above = self.sigmas[self.position - 1]
-        (_, s_above), (a, s) = _scales(above), _scales(sigma)
+        (_, s_above), (a, s) = self.scales(above), self.scales(sigma)
         h = float(np.log(above / sigma))
         fall = sigma / above - 1  # exp(-h) - 1
         change = 0.5 * (picture - self.past[0])
@@ -375,34 +371,25 @@ class UniPC(DPMSolver):
         return s / s_above * self._came_from - a * fall * (self.past[0] + change)
 
 
-def _scales(sigma: float) -> tuple[float, float]:
-    """(a, s) of x_t = a x_0 + s noise."""
-    a = 1 / (sigma**2 + 1) ** 0.5
-    return a, sigma * a
-
-
 class FlowEuler(Euler):
     """Along rectified flow: x + (sigma_next - sigma) predicted, over sigmas from 1 to 0 as diffusers'
     FlowMatchEulerDiscreteScheduler spaces them: evenly between the shifted ends, and shifted."""
 
-    def __init__(self, process: Process, drawing: Drawing, stored: dict | None = None):
+    def ladder(self, process: Process, drawing: Drawing):
         shift, ends = process.schedule.timestep_shift, process.schedule.sigmas()[[-1, 0]]
         sigmas = np.linspace(float(ends[0]), float(ends[1]), drawing.num_inference_steps)
         sigmas = (shift * sigmas / (1 + (shift - 1) * sigmas)).astype(np.float32)
-        self.timesteps, self.sigmas = list(sigmas * np.float32(process.num_levels)), [*map(float, sigmas), 0.0]
-        self.initial_scale, self.begin, self.position = 1.0, 0, 0
+        return sigmas * np.float32(process.num_levels), np.append(sigmas, 0.0), 1.0
 
-    def noised(self, latents, noise, number: int):
-        """(1 - sigma) x_0 + sigma noise."""
-        sigma = self.sigmas[self.begin + number]
-        return (1 - sigma) * latents + sigma * noise
+    def scales(self, sigma: float) -> tuple[float, float]:
+        return 1 - sigma, sigma
 
     def scale_input(self, latents):
         return latents
 
-    def step(self, predicted, latents, noise=None):
-        self.position += 1
-        return latents + (self.sigmas[self.position] - self.sigmas[self.position - 1]) * predicted
+    def move(self, picture, latents, sigma, below, noise):
+        """picture: here the predicted direction."""
+        return latents + (below - sigma) * picture
 
 
 _OVER_SIGMAS: dict[str, type[OverSigmas]] = {
@@ -421,7 +408,7 @@ def make_sampler(process: Process, drawing: Drawing, stored: dict | None = None)
     """One run of a drawing's sampler. `stored`: the sampling settings that the model came with, of which it takes those
     that its class has, and the drawing's own go before. A strength below 1 begins in the middle. Raises ConfigError."""
     drawing = drawing.fit(process)
-    run = _OVER_SIGMAS.get(drawing.sampler, Scheduled)(process, drawing, stored)
+    run = _OVER_SIGMAS.get(drawing.sampler, Scheduled)(process, drawing, stored or {})
     if skipped := drawing.skipped_steps():
         run.start_at(skipped)
     return run

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.option import Bounds, Needs, NotNegative, Positive, UpdatesOr0, option
+from ..config.option import Count, Needs, NotNegative, Positive, UpdatesOr0, option
 from ..data.shapes import make_shapes
-from ..networks.configs import check_fit, downscale_factor, paella_factor, read_new_config
+from ..networks.configs import check_fit, downscale_factor, read_new_config
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.processes.ranks import gather_in_order, gather_objects, shard
@@ -23,10 +23,10 @@ NUM_PICTURES = 16  # reconstructed for pictures and PSNR, spread evenly over the
 NUM_MEASURED = 1024  # encoded for the latents' statistics, at most
 _MEASURED_AT_A_TIME = 16
 
+_model = partial(option, section="model")
 _loss = partial(option, section="model", identity=True)
 _PERCEPTUAL = Needs("--perceptual_weight above 0", lambda given: given.perceptual_weight > 0)
 _ADVERSARIAL = Needs("--adversarial_weight above 0", lambda given: given.adversarial_weight > 0)
-_ONE, _NOT_NEGATIVE = Bounds(least=1), Bounds(least=0)
 
 
 @dataclass(kw_only=True)
@@ -49,11 +49,10 @@ class ReconstructionSettings(AverageSettings):
         choices=("l1", "mse", "l1_mse"),
     )
     perceptual_weight: NotNegative = _loss(0.0, "Weight of LPIPS against the mean error of the pixels; 1 as published.")
-    lpips_weights: str | None = option(
+    lpips_weights: str | None = _model(
         None,
         "Weights of LPIPS on VGG16: a file, a folder with VGG16's and those of the linear layers, or random, which "
         "compares with no published distance.",
-        section="model",
         needs=_PERCEPTUAL,
     )
     adversarial_weight: NotNegative = _loss(
@@ -62,23 +61,18 @@ class ReconstructionSettings(AverageSettings):
     adversarial_start: UpdatesOr0 = _loss(
         50001, "Updates before the discriminator begins to run and to learn.", needs=_ADVERSARIAL
     )
-    discriminator_weights: str | None = option(
+    discriminator_weights: str | None = _model(
         None,
         "Discriminator to start from: CompVis' .ckpt, a checkpoint's model_state.pdparams, or a file of it alone.",
-        section="model",
         kind="file",
         needs=_ADVERSARIAL,
     )
-    discriminator_channels: int = option(
-        64, "Channels of a new discriminator's first layer.", section="model", bounds=_ONE, needs=_ADVERSARIAL
-    )
-    discriminator_layers: int = option(
-        3, "How often a new discriminator halves the sides.", section="model", bounds=_ONE, needs=_ADVERSARIAL
-    )
+    discriminator_channels: Count = _model(64, "Channels of a new discriminator's first layer.", needs=_ADVERSARIAL)
+    discriminator_layers: Count = _model(3, "How often a new discriminator halves the sides.", needs=_ADVERSARIAL)
     discriminator_learning_rate: Positive | None = _loss(
         None, "Learning rate of the discriminator (default: --learning_rate).", needs=_ADVERSARIAL
     )
-    offline: bool = option(False, "Never touch the network: names must be in the cache.", section="model")
+    offline: bool = _model(False, "Never touch the network: names must be in the cache.")
     image_logging_steps: UpdatesOr0 = option(
         1000, "Draw reconstructions and log PSNR every this many updates; 0: never.", section="validation"
     )
@@ -115,15 +109,14 @@ class AutoencoderConfig(ReconstructionSettings):
     family: ClassVar[str] = "autoencoder"
     network: ClassVar[str] = "vae"
 
-    vae_config_file: str = option(
+    vae_config_file: str = _model(
         "vae_tiny",
         "Config of an AutoencoderKL, built from scratch: a JSON file, or a name. Not beside --vae_name_or_path.",
-        section="model",
         kind="network",
         needs=Needs("--vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path, True),
     )
-    vae_name_or_path: str | None = option(
-        None, "Autoencoder to start from: a folder, a .ckpt, or a name.", section="model", kind="model"
+    vae_name_or_path: str | None = _model(
+        None, "Autoencoder to start from: a folder, a .ckpt, or a name.", kind="model"
     )
     train_decoder_only: bool = _loss(
         False, "Keep the encoder, the latents and their scaling factor as they are; needs --vae_name_or_path."
@@ -140,8 +133,9 @@ class AutoencoderConfig(ReconstructionSettings):
 
 
 class Autoencoder(Family):
-    """Trains all of it. export_folder is also the name of the component."""
+    """Trains all of it. export_folder is also the name of the component. whose: for messages."""
 
+    whose: ClassVar[str] = "the VAE's"
     plural = "autoencoders"
     Config = AutoencoderConfig
     components: ClassVar = {"vae": "vae", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
@@ -153,7 +147,7 @@ class Autoencoder(Family):
     def check(self, config: AutoencoderConfig, data) -> None:
         """The network's config, and the discriminator's, with the size of pictures."""
         if found := config.network_config():
-            self.check_sides(found, data)
+            check_sides(downscale_factor(found), self.whose, data)
         least = 3 * 2**config.discriminator_layers
         side = min(min(one) for one in make_shapes(data) or [(data.resolution, data.resolution)])
         if config.adversarial_weight and side < least:
@@ -161,10 +155,6 @@ class Autoencoder(Family):
                 f"--discriminator_layers {config.discriminator_layers} needs pictures of {least} pixels a side; some "
                 f"have {side}; lower it"
             )
-
-    def check_sides(self, network, data) -> None:
-        """Raises ConfigError where pictures have sides that a network of this config does not take."""
-        check_sides(downscale_factor(network), "the VAE's", data)
 
     def unsaved(self, config) -> tuple[str, ...]:
         return ("lpips",)
@@ -195,28 +185,23 @@ class Autoencoder(Family):
             if config.source:
                 found = find_component_by_name(config.network, config.source, offline=config.offline)
                 network = fill_component(config.network, found)
-                self.check_sides(network.config, data)
+                check_sides(downscale_factor(network.config), self.whose, data)
             else:
                 network = build_network(config.network, config.network_config(), seed)
-        settings = {}
-        if config.perceptual_weight:
-            lpips = load_lpips(config.lpips_weights, seed)
-            settings |= {"lpips": lpips, "perceptual_weight": config.perceptual_weight}
+        lpips = load_lpips(config.lpips_weights, seed) if config.perceptual_weight else None
+        discriminator = None
         if config.adversarial_weight:
             sizes = (config.discriminator_channels, config.discriminator_layers)
-            settings["discriminator"] = load_discriminator(config.discriminator_weights, *sizes, seed)
-            settings["adversarial_weight"] = config.adversarial_weight
-            settings["adversarial_start"] = config.adversarial_start
-        return self.objective(network, config, settings)
+            discriminator = load_discriminator(config.discriminator_weights, *sizes, seed)
+        return self.objective(network, config, lpips, discriminator)
 
-    def objective(self, vae, config: AutoencoderConfig, settings: dict):
-        """The model to train, of its network and what its loss has beside it."""
+    def objective(self, vae, *parts):
+        """The model to train, of its network, its settings and the networks of its loss."""
         from ..data.inputs import Normals, Pixels
         from ..networks.autoencoder import AutoencoderObjective
         from ..utils.rng import Stream
 
-        settings |= {"kl_weight": config.kl_weight, "decoder_only": config.train_decoder_only}
-        model = AutoencoderObjective(vae, config.reconstruction_loss, **settings)
+        model = AutoencoderObjective(vae, *parts)
         latents = Normals(Stream.POSTERIOR, vae.config.latent_channels, downscale_factor(vae.config))
         model.inputs = {"pixel_values": Pixels(), "posterior_noise": latents}
         return model
@@ -297,21 +282,17 @@ class CascadeAutoencoderConfig(ReconstructionSettings):
 
 
 class CascadeAutoencoder(Autoencoder):
-    """Trains all of it."""
-
+    whose = "stage A's"
     plural = "autoencoders of Stable Cascade"
     Config = CascadeAutoencoderConfig
     components: ClassVar = {"vqgan": "vqgan", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
     export_folder = "vqgan"
 
-    def check_sides(self, network, data) -> None:
-        check_sides(paella_factor(network), "stage A's", data)
-
-    def objective(self, vqgan, config: CascadeAutoencoderConfig, settings: dict):
+    def objective(self, vqgan, *parts):
         from ..data.inputs import Pixels
-        from ..networks.cascade.autoencoder import QuantisedObjective
+        from ..networks.autoencoder import QuantisedObjective
 
-        model = QuantisedObjective(vqgan, config.reconstruction_loss, **settings)
+        model = QuantisedObjective(vqgan, *parts)
         model.inputs = {"pixel_values": Pixels()}
         return model
 

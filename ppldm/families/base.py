@@ -160,14 +160,15 @@ def published_config(kind: str, name: str, place: str) -> dict:
     return read_new_config(kind, file, f"--{name}_name_or_path")
 
 
-def check_sides(factor: int, whose: str, data) -> None:
-    """Raises ConfigError where they have sides that are not multiples of a downscaling factor, the VAE's or another."""
+def check_sides(factor: int, whose: str, data, times: str = "") -> None:
+    """Raises ConfigError where pictures have sides that are not multiples of a downscaling factor, times something."""
+    what = f"{factor}, {whose} downscaling factor{times}"
     if data.resolution <= 0 or data.resolution % factor:
-        raise ConfigError(f"--resolution {data.resolution} must be a multiple of {factor}, {whose} downscaling factor")
+        raise ConfigError(f"--resolution {data.resolution} must be a multiple of {what}")
     made = data.buckets in ("ratios", "steps")
     for height, width in make_shapes(data) or ():
         if height % factor or width % factor:
             raise ConfigError(
-                f"--buckets {data.buckets}: the sides of {width} x {height} must be multiples of {factor}, {whose} "
-                f"downscaling factor; {'change --bucket_step' if made else 'correct it'}"
+                f"--buckets {data.buckets}: the sides of {width} x {height} must be multiples of {what}; "
+                f"{'change --bucket_step' if made else 'correct it'}"
             )

@@ -13,12 +13,10 @@ from typing import Any, ClassVar
 
 from ..config.option import Needs, option
 from ..data.control import make_filter
-from ..data.text.tokenizer import load_tokenizer
 from ..networks.config_fields import CASCADE_BLOCKS, CONTROL_BOTTLENECKS
-from ..networks.configs import EFFNET_FACTOR, check_config, check_tokenizer_fit, paella_factor, read_new_config
+from ..networks.configs import EFFNET_FACTOR, check_config, downscale_factor, read_new_config
 from ..utils.errors import ConfigError, ModelError
 from ..utils.rng import Stream
-from ..weights.model_file import Component
 from .base import check_sides
 from .ldm import TextToImage
 from .settings import (
@@ -54,6 +52,9 @@ class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     starts_from_pipeline: ClassVar[bool] = False
     default_tokenizer: ClassVar[None] = None
     trains_text_encoder: ClassVar[bool] = False
+    how_to_freeze: ClassVar[str] = ""
+    original_config_file: ClassVar[None] = None
+    load_ema: ClassVar[bool] = False
     mask_pad_tokens: ClassVar[bool] = True
 
     effnet_name_or_path: str | None = weights_option("Frozen EfficientNet, which makes the small latents")
@@ -84,6 +85,11 @@ class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     def components(self) -> tuple[str, ...]:
         return (*(name for name in self.optional if self.name_of(name)), *self.networks)
 
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The last, unless it has adapters."""
+        return () if self.trains_adapters else self.components[-1:]
+
     def schedule(self, resolution: int | None) -> dict:
         """The settings of the process (`diffusion.process.Process.of`): the cosine schedule, where none is chosen."""
         return {"beta_schedule": "cosine", **self.chosen_schedule(resolution)}
@@ -107,77 +113,35 @@ class PriorSettings(CascadeSettings):
 
 class CascadeStage(TextToImage):
     """Trains the last of a config's `components`; the others are frozen. model: where in `networks.cascade` the class
-    of its models is. joints: (component, setting, another component, its setting) of settings that must be equal."""
+    of its models is."""
 
     model: ClassVar[str]
-    joints: ClassVar[tuple[tuple[str, str, str, str], ...]]
     frozen: ClassVar = {"effnet": "effnet", "text_encoder": "projected_text_encoder"}
     unsupported = ("to_static",)
 
     def check(self, config: CascadeSettings, data) -> None:
         """Configs that are here, by themselves and together, and the size of pictures."""
         check_sides(EFFNET_FACTOR, "the EfficientNet's", data)
-        self.check_configs(self.configs(config), config)
+        super().check(config, data)
 
     def new_config(self, name: str, config: CascadeSettings, found: dict) -> dict | None:
         return read_new_config(self.components[name], config.file_of(name), f"--{name}_config_file")
 
-    def networks(self, config: CascadeSettings, data) -> dict[str, Component]:
-        found = self.configs(config, published=True)
-        self.check_configs(found, config)
-        trained = None if config.trains_adapters else config.components[-1]
-        return {name: Component(one, name == trained) for name, one in found.items()}
-
-    def check_configs(self, configs: dict, config: CascadeSettings) -> None:
-        for name, key, other, needed in self.joints:
-            one, two = configs.get(name), configs.get(other)
-            if one and two and one[key] != two[needed]:
-                raise ModelError(
-                    f"the {name} gives {key} {one[key]}, and the {other} takes {needed} {two[needed]}; "
-                    "choose networks that were made for one another"
-                )
-
-    def build(self, config: CascadeSettings, data, seed: int):
-        """From weights or from configs, with the tokenizer of the text encoder unless another is named."""
+    def make(self, config: CascadeSettings, data, seed: int, tokenizer):
         import paddle
 
         from ..diffusion.drawing import Drawing
         from ..diffusion.process import Process
-        from ..weights.fill import config_of
-        from .ldm_build import tokenizer_source
+        from .ldm_build import make_parts
 
-        tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
         with paddle.utils.unique_name.guard():
-            parts = {}
-            for name in config.components:
-                parts[name] = self.part(name, config, tokenizer, seed, parts)
-            configs = {name: config_of(self.components[name], part) for name, part in parts.items()}
-            self.check_configs(configs, config)
-            check_tokenizer_fit(configs["text_encoder"], tokenizer.vocab_size, config.model_max_length)
+            parts, configs = make_parts(self, config, tokenizer.vocab_size, seed)
             process = Process.of(config.schedule(data.resolution), config.weighting())
             model = resolve_name(f"ppldm.networks.cascade.{self.model}")(**parts, process=process)
-        model.tokenizer, model.end_id = tokenizer, tokenizer.end_id
+        model.end_id = tokenizer.end_id
         model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
         model.inputs = self.inputs(config, configs, model.process)
-        if config.trains_adapters:
-            from ..networks.adapters import adapt
-
-            adapt(model, config, seed)
         return model
-
-    def part(self, name: str, config: CascadeSettings, tokenizer, seed: int, parts: dict):
-        """A component, filled with its weights or built anew, beside the `parts` before it."""
-        from ..networks.build import build_network
-        from ..weights.fill import fill_component, find_component_by_name
-
-        kind = self.components[name]
-        if place := config.name_of(name):
-            return fill_component(kind, find_component_by_name(kind, place, offline=config.offline))
-        found = self.new_config(name, config, {})
-        if name == "text_encoder":
-            sizes = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": config.model_max_length}
-            found = check_config(kind, found | sizes, config.file_of(name), ConfigError)
-        return build_network(kind, found, seed)
 
     def inputs(self, config: CascadeSettings, configs: dict, process) -> dict:
         """What a batch must hold, by name: here the caption and a noise level."""
@@ -234,20 +198,12 @@ class CascadePriorConfig(AdapterSettings, PriorSettings):
 
 
 class CascadePrior(CascadeStage):
-    """Trains stage C."""
-
     plural = "priors of Stable Cascade"
     Config = CascadePriorConfig
     components: ClassVar = {**CascadeStage.frozen, "image_encoder": "image_encoder", "prior": "cascade_prior"}
     optional = ("image_encoder",)
     export_folder = "prior"
     model = "stages.CascadePriorModel"
-    joints = (
-        ("effnet", "latent_channels", "prior", "in_channels"),
-        ("text_encoder", "hidden_size", "prior", "clip_text_in_channels"),
-        ("text_encoder", "projection_dim", "prior", "clip_text_pooled_in_channels"),
-        ("image_encoder", "projection_dim", "prior", "clip_image_in_channels"),
-    )
 
     def check(self, config: CascadePriorConfig, data) -> None:
         """Cached latents, beside which there are no pictures to be told of."""
@@ -293,24 +249,17 @@ class CascadeDecoderConfig(CascadeSettings):
 
 
 class CascadeDecoder(CascadeStage):
-    """Trains stage B."""
-
     plural = "decoders of Stable Cascade"
     Config = CascadeDecoderConfig
     components: ClassVar = {**CascadeStage.frozen, "vqgan": "vqgan", "decoder": "cascade_decoder"}
     export_folder = "decoder"
     model = "stages.CascadeDecoderModel"
-    joints = (
-        ("effnet", "latent_channels", "decoder", "effnet_in_channels"),
-        ("vqgan", "latent_channels", "decoder", "in_channels"),
-        ("text_encoder", "projection_dim", "decoder", "clip_text_pooled_in_channels"),
-    )
 
     def inputs(self, config: CascadeDecoderConfig, configs: dict, process) -> dict:
         """The picture, its caption, a noise level, noise of the latents, and how the EfficientNet sees the picture."""
         from ..data.inputs import Normals, Pixels, Pyramid, Uniform
 
-        sizes = {"channels": configs["decoder"]["in_channels"], "factor": paella_factor(configs["vqgan"])}
+        sizes = {"channels": configs["decoder"]["in_channels"], "factor": downscale_factor(configs["vqgan"])}
 
         def normals(stream, **changes):
             own = Normals(stream, **{**sizes, **changes})
@@ -350,8 +299,6 @@ class CascadeControlNetConfig(ControlSettings, PriorSettings):
 
 
 class CascadeControlNet(CascadePrior):
-    """Trains only the control network."""
-
     plural = "ControlNets of Stable Cascade"
     Config = CascadeControlNetConfig
     components: ClassVar = {**CascadePrior.components, _CONTROLNET: "cascade_controlnet"}
@@ -361,17 +308,6 @@ class CascadeControlNet(CascadePrior):
     def unsaved(self, config: CascadeControlNetConfig) -> tuple[str, ...]:
         """What is frozen."""
         return config.components[:-1]
-
-    def check(self, config: CascadeControlNetConfig, data) -> None:
-        """With the filter of control images, and the ControlNet's config."""
-        super().check(config, data)
-        found = self.configs(config)
-        seen = self._num_channels(config, found[_CONTROLNET], found["effnet"])
-        if seen and found[_CONTROLNET]["conditioning_channels"] != seen:
-            raise ModelError(
-                f"{config.controlnet_name_or_path} sees {found[_CONTROLNET]['conditioning_channels']} channels; with "
-                f"--control {config.control} there are {seen}"
-            )
 
     def new_config(self, name: str, config: CascadeControlNetConfig, found: dict) -> dict | None:
         """The ControlNet's follows from the others; None where those are not here."""
@@ -400,24 +336,26 @@ class CascadeControlNet(CascadePrior):
             )
         return effnet["latent_channels"]
 
-    def check_configs(self, configs: dict, config: CascadeSettings) -> None:
-        """The ControlNet and the prior too."""
+    def check_configs(self, configs: dict, config: CascadeControlNetConfig) -> None:
+        """The ControlNet with the filter of control images and the prior too."""
         super().check_configs(configs, config)
-        known = configs.get(_CONTROLNET) and configs["prior"]
-        if known and (problem := next(control_misfits(configs[_CONTROLNET], configs["prior"]), None)):
+        own, prior = configs[_CONTROLNET], configs["prior"]
+        seen = self._num_channels(config, own, configs["effnet"])
+        if seen and own["conditioning_channels"] != seen:
+            raise ModelError(
+                f"{config.controlnet_name_or_path} sees {own['conditioning_channels']} channels; with --control "
+                f"{config.control} there are {seen}"
+            )
+        if own and prior and (problem := next(control_misfits(own, prior), None)):
             raise ModelError(f"{problem}; choose others, or set --controlnet_blocks")
 
-    def part(self, name: str, config: CascadeControlNetConfig, tokenizer, seed: int, parts: dict):
-        """A new ControlNet begins with the EfficientNet."""
-        if name != _CONTROLNET or config.controlnet_name_or_path:
-            return super().part(name, config, tokenizer, seed, parts)
+    def new_network(self, name: str, config: dict, parts: dict, seed: int):
+        """A ControlNet begins with the EfficientNet."""
+        if name != _CONTROLNET:
+            return super().new_network(name, config, parts, seed)
         from ..networks.cascade.control import new_controlnet
-        from ..weights.fill import config_of
 
-        found = {one: config_of(self.components[one], layer) for one, layer in parts.items()}
-        made = self.new_config(name, config, found)
-        self.check_configs({**found, name: made}, config)
-        return new_controlnet(parts["effnet"], made, seed)
+        return new_controlnet(parts["effnet"], config, seed)
 
     def inputs(self, config: CascadeControlNetConfig, configs: dict, process) -> dict:
         """Those of stage C, and the control image."""

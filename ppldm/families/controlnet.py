@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from ..config.option import option
 from ..data.control import make_filter
+from ..networks.configs import controlnet_config
 from ..utils.errors import ConfigError, ModelError
-from ..weights.model_file import Component
 from .ldm import TextToImage
 from .settings import ControlSettings, UNetSettings
 
@@ -23,6 +23,7 @@ class ControlNetConfig(ControlSettings, UNetSettings):
     """The base, and what is trained beside it."""
 
     family: ClassVar[str] = "controlnet"
+    trained = ("controlnet",)
     trains_text_encoder = False
     starts_from_pipeline = True
 
@@ -51,29 +52,38 @@ class ControlNetConfig(ControlSettings, UNetSettings):
 
 
 class ControlNet(TextToImage):
-    """Trains only the control network."""
-
     plural = "ControlNets"
     Config = ControlNetConfig
     components: ClassVar = {**TextToImage.components, "controlnet": "controlnet"}
-
-    def check(self, config: ControlNetConfig, data) -> None:
-        """With the filter of control images."""
-        make_filter(config.control)
-        super().check(config, data)
 
     def places(self, config: ControlNetConfig) -> dict[str, str | None]:
         """The base's, and that of a control network with weights."""
         return super().places(config) | {"controlnet": config.controlnet_name_or_path}
 
-    def networks(self, config: ControlNetConfig, data) -> dict[str, Component]:
-        """Of the base, frozen, and of the control network."""
-        from ..networks.controlnet import controlnet_config
+    def new_config(self, name: str, config: ControlNetConfig, found: dict) -> dict | None:
+        """The control network's follows from the base's; None where that is not here."""
+        if not (found["unet"] and found["vae"]):
+            return None
+        return controlnet_config(found["unet"], found["vae"], make_filter(config.control).num_channels)
 
-        base = {name: Component(one.config, False) for name, one in super().networks(config, data).items()}
-        channels = make_filter(config.control).num_channels
-        own = controlnet_config(base["unet"].config, base["vae"].config, channels)
-        return base | {"controlnet": Component(own, True)}
+    def new_network(self, name: str, config: dict, parts: dict, seed: int):
+        """A copy of the UNet's encoder."""
+        from ..networks.controlnet import new_controlnet
+
+        return new_controlnet(parts["unet"], config, seed)
+
+    def published(self, name: str, config: ControlNetConfig, found: dict) -> dict | None:
+        return (self.new_config if name == "controlnet" else super().published)(name, config, found)
+
+    def check_configs(self, configs: dict, config: ControlNetConfig) -> None:
+        """Also that the control network takes what the filter gives."""
+        super().check_configs(configs, config)
+        own, channels = configs["controlnet"], make_filter(config.control).num_channels
+        if own and own["conditioning_channels"] != channels:
+            raise ModelError(
+                f"{config.controlnet_name_or_path} takes control images of {own['conditioning_channels']} channels; "
+                f"--control {config.control} has {channels}"
+            )
 
     def build(self, config: ControlNetConfig, data, seed: int):
         """The base and its control network; a batch has control images."""
@@ -82,31 +92,6 @@ class ControlNet(TextToImage):
         model = super().build(config, data, seed)
         model.inputs["control"] = Control(make_filter(config.control))
         return model
-
-    def assemble(self, config: ControlNetConfig, seed: int, vae, text_encoder, unet, process, frozen, sampling):
-        """With a control network of weights of its own, or a new one."""
-
-        from ..networks.configs import check_fit
-        from ..networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
-        from ..networks.cpu_operators.layers import plain_attention
-        from ..weights.fill import config_of, fill_component, find_component_by_name
-
-        base, channels = config_of("unet", unet), make_filter(config.control).num_channels
-        if name := config.controlnet_name_or_path:
-            found = find_component_by_name("controlnet", name, offline=config.offline)
-            check_fit({"unet": base, "controlnet": found.config}, name)
-            if (takes := found.config["conditioning_channels"]) != channels:
-                raise ModelError(
-                    f"{name} takes control images of {takes} channels; --control {config.control} has {channels}"
-                )
-            controlnet = fill_component("controlnet", found)
-        else:
-            controlnet = new_controlnet(unet, controlnet_config(base, vae.config, channels), seed)
-        if config.enable_xformers_memory_efficient_attention:
-            controlnet.enable_xformers_memory_efficient_attention()
-        else:
-            controlnet.set_attn_processor(plain_attention())
-        return ControlledDiffusionModel(vae, text_encoder, unet, controlnet, process, sampling)
 
     def export(self, model, config: ControlNetConfig, dataset, folder, average, metadata: dict) -> None:
         """A ppdiffusers pipeline, the base's weights too."""

@@ -41,7 +41,7 @@ class TextToImage(Family):
             )
         configs = self.configs(config)
         self.check_configs(configs, config)
-        if configs["vae"]:
+        if configs.get("vae"):
             check_sides(downscale_factor(configs["vae"]), "the VAE's", data)
         read = configs["text_encoder"] if self.places(config)["text_encoder"] else None
         positions = (read or {}).get("max_position_embeddings", config.model_max_length)
@@ -59,12 +59,16 @@ class TextToImage(Family):
             kind = self.components[name]
             found[name] = read_folder_config(kind, place) if place else self.new_config(name, config, found)
             if place and published and not found[name]:
-                found[name] = published_config(kind, name, place)
+                found[name] = self.published(name, config, found)
         return found
+
+    def published(self, name: str, config, found: dict) -> dict | None:
+        """That of a component of a published model that is not here. Raises ModelError where unknown."""
+        return published_config(self.components[name], name, self.places(config)[name])
 
     def new_config(self, name: str, config, found: dict) -> dict | None:
         """That of a component built anew, beside those `found`; None where it follows from what is not here."""
-        return None if config.starts_from_pipeline else config.new_configs()[name]
+        return config.new_config(name)
 
     def places(self, config: TextToImageSettings) -> dict[str, str | None]:
         """Component to the folder or name of its weights; None where it is built anew."""
@@ -81,9 +85,7 @@ class TextToImage(Family):
                 sizes["vocab_size"] = load_tokenizer(config.tokenizer_name, config.model_max_length).vocab_size
             configs["text_encoder"] |= sizes
         self.check_configs(configs, config)
-        whole = not config.trains_adapters
-        trained = {"vae": False, "text_encoder": config.trains_text_encoder and whole, config.denoiser: whole}
-        return {name: Component(configs[name], is_trained) for name, is_trained in trained.items()}
+        return {name: Component(one, name in config.trained) for name, one in configs.items()}
 
     def check_configs(self, configs: dict, config: TextToImageSettings) -> None:
         """Raises ModelError where completed configs, by name, of those that are known, make no model of this family."""
@@ -93,28 +95,32 @@ class TextToImage(Family):
 
     def build(self, config: TextToImageSettings, data, seed: int):
         """From weights or from configs, with the tokenizer of what it starts from unless another is named."""
-        from ..weights.fill import config_of
-        from .ldm_build import build_ldm, tokenizer_source
+        from .ldm_build import tokenizer_source
 
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
-        assemble = partial(self.assemble, config, seed)
-        model = build_ldm(config, tokenizer.vocab_size, seed, data.resolution, assemble)
+        model = self.make(config, data, seed, tokenizer)
         model.tokenizer = tokenizer
-        model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
-        model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
-        self.check_configs({name: config_of(name, getattr(model, name)) for name in self.components}, config)
-        check_sides(downscale_factor(model.vae.config), "the VAE's", data)
         if config.trains_adapters:
             from ..networks.adapters import adapt
 
             adapt(model, config, seed)
         return model
 
-    def assemble(self, config: TextToImageSettings, seed: int, *parts):
-        """The model of built parts, as `LatentDiffusionModel` takes them."""
-        from .ldm_build import class_of
+    def make(self, config: TextToImageSettings, data, seed: int, tokenizer):
+        """The model for captions of this tokenizer."""
+        from .ldm_build import build_ldm
 
-        return class_of(self.components)(*parts)
+        model = build_ldm(config, tokenizer.vocab_size, seed, data.resolution)
+        model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
+        model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
+        check_sides(downscale_factor(model.vae.config), "the VAE's", data)
+        return model
+
+    def new_network(self, name: str, config: dict, parts: dict, seed: int):
+        """A component of a completed config, that is built anew beside the `parts` before it."""
+        from ..networks.build import build_network
+
+        return build_network(self.components[name], config, seed)
 
     def draw(self, sitting: Sitting) -> tuple[dict, dict]:
         """Samples at each guidance scale, and what the autoencoder makes of pictures."""
@@ -184,17 +190,13 @@ class LdmConfig(UNetSettings):
     )
 
     def check(self) -> None:
-        components = (
-            self.text_encoder_config_file, self.unet_config_file, self.vae_name_or_path, self.unet_name_or_path,
-            self.pretrained_text_encoder_name,
-        )  # fmt: skip
-        if self.starts_from_pipeline and any(components):
+        weights = ("vae_name_or_path", "unet_name_or_path", "pretrained_text_encoder_name")
+        given = [one for one in (*weights, "text_encoder_config_file", "unet_config_file") if getattr(self, one)]
+        if self.starts_from_pipeline and given:
             name = self.model_name_or_path
             what = "is a whole pipeline" if Path(name).exists() else "is not here, so it must be a pipeline on a hub"
-            raise ConfigError(
-                f"--model_name_or_path {name} {what}; correct it, or omit --vae_name_or_path, --unet_name_or_path, "
-                "--pretrained_text_encoder_name, --text_encoder_config_file and --unet_config_file"
-            )
+            omitted = " and ".join(f"--{one}" for one in given)
+            raise ConfigError(f"--model_name_or_path {name} {what}; correct it, or omit {omitted}")
         for name, flag in (
             ("unet_name_or_path", "unet_config_file"),
             ("pretrained_text_encoder_name", "text_encoder_config_file"),
@@ -246,8 +248,6 @@ class StableDiffusionConfig(PartsSettings, UNetSettings):
 
 
 class StableDiffusion(TextToImage):
-    """Of CLIP's text encoder."""
-
     plural = "Stable Diffusion models"
     Config = StableDiffusionConfig
 

@@ -1,17 +1,17 @@
 """A latent diffusion model of built components: from settings, or from whole weights; and its weights again."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 
 import paddle
 
 from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
 from ..diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
 from ..diffusion.process import Process, sampling_settings
-from ..networks.build import build_network, resize_text_encoder
-from ..networks.configs import LABELS, check_fit, check_sizes_taken, check_tokenizer_fit, downscale_factor, hidden_width
+from ..networks.build import resize_text_encoder
+from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor, hidden_width
 from ..networks.cpu_operators.layers import plain_attention
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.errors import ConfigError, ModelError
@@ -24,13 +24,19 @@ from ..weights.fetch import locate_model
 from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
 from ..weights.folders import whole_model
 from ..weights.read import find_tokenizer, read_weights
+from .base import get_family
+
+CONTROLNET = "controlnet"
+_MODELS = {
+    CONTROLNET: "controlnet.ControlledDiffusionModel",
+    "transformer": "transformers.transform.TransformerDiffusionModel",
+    "unet": "latent_diffusion.LatentDiffusionModel",
+}  # by the component that says so
 
 
-def build_ldm(
-    arguments, vocab_size: int, seed: int, resolution: int | None = None, assemble: Callable = LatentDiffusionModel
-) -> LatentDiffusionModel:
-    """The model that a `TextToImageSettings` describes, made by `assemble` of its parts. `vocab_size` replaces the
-    config's; `resolution` is what `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
+def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = None) -> LatentDiffusionModel:
+    """The model that a `TextToImageSettings` describes. `vocab_size` replaces the config's; `resolution` is what
+    `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
         asked, said, weights = Drawing(**arguments.kept()), {}, None
@@ -51,22 +57,24 @@ def build_ldm(
                 get_logger().warning("%s was trained with %s %s and goes on with %s",
                                      arguments.model_name_or_path, name, before[name], now[name])  # fmt: skip
             said = kept_of(weights.metadata)
-        vae, text_encoder, denoiser = _make_parts(arguments, weights, vocab_size, seed)
-        if arguments.enable_xformers_memory_efficient_attention:
-            if not current_kind().efficient_attention:
-                raise ConfigError(
-                    "--enable_xformers_memory_efficient_attention needs a GPU; omit it on " + current_kind().words
-                )
-            denoiser.enable_xformers_memory_efficient_attention()
-        elif arguments.denoiser == "unet":
-            denoiser.set_attn_processor(plain_attention())  # ppdiffusers would choose by the device
-        frozen = not arguments.trains_text_encoder
+        parts = make_parts(get_family(arguments.family), arguments, vocab_size, seed, weights)[0]
+        attending = [parts[kind] for kind in (arguments.denoiser, CONTROLNET) if kind in parts]
+        if arguments.enable_xformers_memory_efficient_attention and not current_kind().efficient_attention:
+            raise ConfigError(
+                f"--enable_xformers_memory_efficient_attention needs a GPU; omit it on {current_kind().words}"
+            )
+        for one in attending:
+            if arguments.enable_xformers_memory_efficient_attention:
+                one.enable_xformers_memory_efficient_attention()
+            elif arguments.denoiser == "unet":
+                one.set_attn_processor(plain_attention())  # ppdiffusers would choose by the device
         process = Process.of({**schedule, **chosen}, arguments.weighting())
-        model = assemble(vae, text_encoder, denoiser, process, frozen, sampling_settings(schedule))
+        model = _class_of(parts)(process, sampling_settings(schedule), not arguments.trains_text_encoder, **parts)
         if chosen and said.get("sampler") not in samplers_of(process):
             said.pop("sampler", None)  # of what it predicted before
         model.usual = asked.fit(process, drawing_of(said, process, arguments.model_name_or_path))
-        model.inputs = inputs_of(arguments, vae.config, hidden_width(config_of("text_encoder", text_encoder)), process)
+        text_width = hidden_width(config_of("text_encoder", model.text_encoder))
+        model.inputs = inputs_of(arguments, model.vae.config, text_width, process)
         return model
 
 
@@ -94,49 +102,43 @@ def tokenizer_source(arguments) -> str:
     """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
-    if not arguments.starts_from_pipeline and (name := arguments.component_names()["text_encoder"]):
-        folder = locate_model(name, arguments.offline, ("text_encoder",))
-        own = find_tokenizer(folder)
-        if own is None:
+    whole = arguments.starts_from_pipeline
+    if start := arguments.model_name_or_path if whole else arguments.name_of("text_encoder"):
+        folder = locate_model(start, arguments.offline, arguments.components if whole else ("text_encoder",))
+        if own := find_tokenizer(folder):
+            return str(own)
+        if not whole:
             raise ConfigError(
                 f"{folder} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: --tokenizer_name"
             )
-        return str(own)
-    if arguments.starts_from_pipeline:
-        own = find_tokenizer(locate_model(arguments.model_name_or_path, arguments.offline, arguments.components))
-        if own:
-            return str(own)
     if arguments.default_tokenizer:
         return arguments.default_tokenizer
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
-def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) -> list:
-    """VAE, text encoder and denoiser: of whole `weights`, or one by one. Nothing is built before all of them fit."""
-    kinds, configs = arguments.components, {}
+def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights | None = None) -> tuple[dict, dict]:
+    """(networks, their configs) by name: of whole `weights`, or one by one. Nothing is built before all of them fit."""
+    components, configs, parts = {}, {}, {}
+    places, kinds = family.places(arguments), family.components
     if weights:
-        components = weights.components
-        require_components(kinds, weights, arguments.model_name_or_path)
-    else:
-        configs = arguments.new_configs()
-        if "text_encoder" in configs:
-            sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
-            file = arguments.config_files()["text_encoder"]
-            configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], file, sizes)
-        components = {kind: _find(kind, name, arguments) for kind, name in arguments.component_names().items() if name}
-    configs |= {kind: components[kind].config for kind in kinds if kind in components}
-    check_fit(configs)
-    check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
+        require_components(arguments.components, weights, arguments.model_name_or_path)
+        components = {name: weights.components[name] for name in arguments.components}
+    for name in (name for name, place in places.items() if place and name not in components):
+        ema, yaml_file = arguments.load_ema and name == arguments.denoiser, arguments.original_config_file
+        components[name] = find_component_by_name(kinds[name], places[name], yaml_file, ema, arguments.offline)
+    for name in places:
+        known = name in components
+        configs[name] = components[name].config if known else family.new_config(name, arguments, configs)
+    if "text_encoder" not in components:
+        configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], arguments, vocab_size)
+    family.check_configs(configs, arguments)
     check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
-    return [
-        fill_component(kind, components[kind]) if kind in components else build_network(kind, configs[kind], seed)
-        for kind in kinds
-    ]
-
-
-def _find(kind: str, name: str, arguments):
-    ema = arguments.load_ema and kind == arguments.denoiser
-    return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
+    for name, config in configs.items():
+        if name in components:
+            parts[name] = fill_component(kinds[name], components.pop(name))
+        else:
+            parts[name] = family.new_network(name, config, parts, seed)
+    return parts, configs
 
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:
@@ -145,25 +147,13 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
         parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
-        make = class_of(parts)
-        parts["denoiser"] = parts.pop(make.denoiser_name)
-        settings = {"process": Process.of(weights.scheduler), "sampling": sampling_settings(weights.scheduler)}
-        model = make(**parts, **settings)
+        model = _class_of(parts)(Process.of(weights.scheduler), sampling_settings(weights.scheduler), **parts)
     model.eval()
     return model
 
 
-def class_of(parts) -> type[LatentDiffusionModel]:
-    """The class of a model of components with these names."""
-    if "controlnet" in parts:
-        from ..networks.controlnet import ControlledDiffusionModel
-
-        return ControlledDiffusionModel
-    if "transformer" in parts:
-        from ..networks.transformers.transform import TransformerDiffusionModel
-
-        return TransformerDiffusionModel
-    return LatentDiffusionModel
+def _class_of(parts) -> type[LatentDiffusionModel]:
+    return resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in parts)}")
 
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:

@@ -9,7 +9,6 @@ import paddle
 
 from ..data.control import to_picture
 from ..data.shapes import nearest_to_square
-from ..diffusion.drawing import Drawing
 from ..diffusion.guided import draw, noises, sample_latents, to_pictures
 from ..utils.log import progress
 from ..utils.pictures import pad_alike, prompt_grid, tile
@@ -47,20 +46,21 @@ def draw_sample_pictures(sitting: Sitting) -> dict:
 def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
     """This rank's pictures by tag; of reconstructions pairs of original and decoded."""
     model, tokenizer = sitting.model, sitting.model.tokenizer
-    drawings = [replace(model.usual, guidance_scale=scale).fit(model.process) for scale in sitting.guidance_scales]
+    drawings = (replace(model.usual, guidance_scale=scale).fit(model.process) for scale in sitting.guidance_scales)
+    tagged = {f"{one.sampler}-samples-{one.guidance_scale}": one for one in drawings}
     shape, empty = tuple(sitting.batch["noise"].shape[1:]), paddle.to_tensor(tokenizer.encode([""]))
     controls = sitting.batch.get(model.led_by)
     if (buckets := sitting.dataset.selection.buckets) and controls is None:
         shape = model.inputs["noise"].shape(*nearest_to_square(buckets.shapes))
     chunks = [my_prompts[start : start + NUM_PICTURES] for start in range(0, len(my_prompts), NUM_PICTURES)]
     bar = progress(
-        total=sum(drawing.num_passes() for drawing in drawings) * (len(chunks) if sitting.prompts else 1),
+        total=sum(drawing.num_passes() for drawing in tagged.values()) * (len(chunks) if sitting.prompts else 1),
         desc="drawing samples",
         unit="step",
         delay=5,
         disable=not sitting.world.is_main,
     )
-    found = {"reconstruction": []} | {_tag(drawing): [] for drawing in drawings}
+    found: dict[str, list] = {"reconstruction": []} | {tag: [] for tag in tagged}
     if controls is not None:
         count = len(my_prompts) if sitting.prompts else len(own["noise"])
         controls = controls[[number % len(controls) for number in range(count)]] if count else controls[:0]
@@ -70,11 +70,10 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
         drawn = partial(draw, model, tokenizer, shape=shape, seed=sitting.seed, check=False, **settings)
         if len(own["noise"]):
             found["reconstruction"] = _reconstruct(model, sitting.batch, len(own["noise"]))
-        for drawing in drawings:
-            pictures = found[_tag(drawing)]
+        for tag, drawing in tagged.items():
             for number, chunk in enumerate(chunks):
                 led = _led(model, controls, number * NUM_PICTURES, len(chunk))
-                pictures += list(drawn(prompts=chunk, indices=[0] * len(chunk), drawing=drawing, control=led))
+                found[tag] += list(drawn(prompts=chunk, indices=[0] * len(chunk), drawing=drawing, control=led))
             if not sitting.prompts and len(own["noise"]):
                 led = _led(model, controls, 0, len(own["noise"]))
                 latents = sample_latents(
@@ -87,12 +86,8 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
                     control=led,
                     next_noise=_noise_of(sitting, own),
                 )
-                pictures += list(to_pictures(model.decode(latents)))
+                found[tag] += list(to_pictures(model.decode(latents)))
     return found
-
-
-def _tag(drawing: Drawing) -> str:
-    return f"{drawing.sampler}-samples-{drawing.guidance_scale}"
 
 
 def _noise_of(sitting: Sitting, own: dict) -> Callable:

@@ -141,25 +141,19 @@ class ObjectiveSettings:
     def chosen_schedule(self, resolution: int | None) -> dict:
         """What of a process the settings choose for pictures of `resolution`, by the names of model.json; the rest
         comes from the starting model, or is as published."""
-        shift = resolution / self.shift_base_resolution if self.shift_base_resolution else self.timestep_shift
-        chosen = {"beta_schedule": self.beta_schedule, "timestep_shift": shift}
-        return {
-            "prediction_type": self.prediction_type,
-            "rescale_betas_zero_snr": self.rescale_betas_zero_snr,
-            **{name: value for name, value in chosen.items() if value is not None},
-        }
+        names = ("prediction_type", "rescale_betas_zero_snr", "beta_schedule", "timestep_shift")
+        chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.shift_base_resolution:
+            chosen["timestep_shift"] = resolution / self.shift_base_resolution
+        return chosen
 
     def weighting(self):
         """The weights of the loss (`diffusion.process`); None: all are 1."""
         from ..diffusion.process import P2, Adaptive, MinSNR
 
         kind = self.loss_weighting or ("min_snr" if self.snr_gamma else "none")
-        return {
-            "none": None,
-            "min_snr": MinSNR(self.snr_gamma or MinSNR.gamma),
-            "p2": P2(self.p2_gamma, self.p2_k),
-            "adaptive": Adaptive(),
-        }[kind]
+        found = {"min_snr": MinSNR(self.snr_gamma or MinSNR.gamma), "p2": P2(self.p2_gamma, self.p2_k)}
+        return Adaptive() if kind == "adaptive" else found.get(kind)
 
     def noise_inputs(self, normals: Callable) -> dict:
         """The inputs (`data.inputs`) that are noise, of `normals(stream)` for latents. Offset noise:
@@ -411,23 +405,18 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     def components(self) -> tuple[str, ...]:
         return "vae", "text_encoder", self.denoiser
 
-    def config_files(self) -> dict[str, str]:
-        """Components that may be built anew to their config files."""
-        return {name: file for name in self.components if (file := self.file_of(name))}
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The components whose own weights are trained."""
+        return () if self.trains_adapters else (self.denoiser, *["text_encoder"] * self.trains_text_encoder)
 
-    def new_configs(self) -> dict[str, dict]:
-        """The completed configs of the components that are built anew. Raises ConfigError."""
-        names = self.component_names()
-        found = {
-            name: read_new_config(
-                self.new_text_encoder if name == "text_encoder" else name, file, f"--{name}_config_file"
-            )
-            for name, file in self.config_files().items()
-            if not names[name]
-        }
-        if self.size_conditioning and "unet" in found and found["unet"]["addition_embed_type"] is None:
-            found["unet"] |= SIZE_EMBEDDING
-        return found
+    def new_config(self, name: str) -> dict:
+        """The completed config of a component that is built anew. Raises ConfigError."""
+        kind = self.new_text_encoder if name == "text_encoder" else name
+        config = read_new_config(kind, self.file_of(name), f"--{name}_config_file")
+        if self.size_conditioning and name == "unet" and config["addition_embed_type"] is None:
+            config |= SIZE_EMBEDDING
+        return config
 
 
 @dataclass(kw_only=True)

@@ -9,17 +9,14 @@ microdit  Sehwag et al. 2024, arXiv:2407.15811 (`networks.transformers.microdit`
 """
 
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from ..config.option import Positive, SmallShare, option
-from ..data.shapes import make_shapes
 from ..networks.configs import downscale_factor, is_uvit, table_of
 from ..utils.errors import ConfigError, ModelError
+from .base import check_sides
 from .ldm import TextToImage
 from .settings import PartsSettings, config_option, learning_rate_of, lora_components, weights_option
-
-_model = partial(option, section="model")
 
 
 @dataclass(kw_only=True)
@@ -33,21 +30,20 @@ class TransformerSettings(PartsSettings):
     transformer_config_file: str | None = config_option(
         "transformer", "a transformer that is trained from scratch", "uvit_s2, dit_xl2, …", in_parts=True
     )
-    patch_masking: SmallShare = _model(
+    patch_masking: SmallShare = option(
         0.0,
         "Leave this share of the patches of each picture out of the training: 0.75 makes a step about four times as "
         "cheap (docs/models.md).",
+        section="model",
         identity=True,
     )
     transformer_learning_rate: Positive | None = learning_rate_of("the transformer")
     lora_components: list[str] = lora_components("transformer", "text_encoder")
 
-    def new_configs(self) -> dict[str, dict]:
+    def new_config(self, name: str) -> dict:
         """A UViT's table of positions is as long as the captions."""
-        found = super().new_configs()
-        if "num_text_tokens" in found.get("transformer", {}):
-            found["transformer"]["num_text_tokens"] = self.model_max_length
-        return found
+        found = super().new_config(name)
+        return found | {"num_text_tokens": self.model_max_length} if "num_text_tokens" in found else found
 
 
 class TextToImageTransformer(TextToImage):
@@ -60,17 +56,9 @@ class TextToImageTransformer(TextToImage):
         """Also that patches fill the latents, and that some are kept."""
         super().check(config, data)
         configs = self.configs(config)
-        vae, transformer = configs["vae"], configs["transformer"]
-        if not (vae and transformer):
-            return
-        side = downscale_factor(vae) * transformer["patch_size"]
-        for height, width in make_shapes(data) or ((data.resolution, data.resolution),):
-            if height % side or width % side:
-                flag = "--resolution" if (height, width) == (data.resolution,) * 2 else "--buckets"
-                raise ConfigError(
-                    f"{flag}: the sides of {width} x {height} pictures must be multiples of {side}, the VAE's "
-                    "downscaling factor times the transformer's patch_size; correct it"
-                )
+        if configs["vae"] and configs["transformer"]:
+            side = downscale_factor(configs["vae"]) * configs["transformer"]["patch_size"]
+            check_sides(side, "the VAE's", data, " times the transformer's patch_size")
 
     def check_configs(self, configs: dict, config: TransformerSettings) -> None:
         """Also that the transformer is of this family, and takes captions as they are."""
@@ -107,8 +95,6 @@ class UVitConfig(TransformerSettings):
 
 
 class UViT(TextToImageTransformer):
-    """Of ppdiffusers' UViTT2IModel."""
-
     plural = "UViTs"
     Config = UVitConfig
 
@@ -121,8 +107,6 @@ class DitConfig(TransformerSettings):
 
 
 class DiT(TextToImageTransformer):
-    """Of PixArt-alpha's text-to-image DiT."""
-
     plural = "DiTs"
     masks_padding = True
     Config = DitConfig
@@ -136,8 +120,6 @@ class MicroDitConfig(TransformerSettings):
 
 
 class MicroDiT(TextToImageTransformer):
-    """Of micro_diffusion's transformer."""
-
     plural = "MicroDiTs"
     Config = MicroDitConfig
 

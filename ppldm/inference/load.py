@@ -15,7 +15,7 @@ from ..families.cascade import control_misfits
 from ..families.ldm_build import build_model, require_components
 from ..networks.cascade.control import ControlledPriorModel
 from ..networks.cascade.stages import CascadeDecoderModel, CascadePriorModel
-from ..networks.configs import EFFNET_FACTOR, LABELS, paella_factor
+from ..networks.configs import EFFNET_FACTOR, LABELS, downscale_factor
 from ..networks.engine import EAGER, FLOAT32, check_dtype, check_engine, drawing_layers, use_dtype, use_engine
 from ..utils.errors import ConfigError, ModelError
 from ..utils.log import get_logger
@@ -197,7 +197,7 @@ class CascadeToImage(TextToImage):
         check_sides(height=height, width=width)
         step = EFFNET_FACTOR / self._share
         for side in (height, width):
-            if side <= 0 or side % step or side % paella_factor(self.decoder.vqgan.config):
+            if side <= 0 or side % step or side % downscale_factor(self.decoder.vqgan.config):
                 raise ConfigError(f"{width} x {height}: sides must be multiples of {step:g}; change the size")
         return (self.model.prior.config.in_channels, round(height / step), round(width / step))
 
@@ -211,7 +211,7 @@ class CascadeToImage(TextToImage):
 
     def _to_pictures(self, latents, prompts: list[str], indices: list[int], seeds: list[int]) -> np.ndarray:
         """By stages B and A, from noise of their own."""
-        factor = EFFNET_FACTOR / self._share / paella_factor(self.decoder.vqgan.config)
+        factor = EFFNET_FACTOR / self._share / downscale_factor(self.decoder.vqgan.config)
         own = (self.decoder.decoder.config.in_channels, *(round(side * factor) for side in latents.shape[2:]))
         return draw(self.decoder, self.decoder.tokenizer, prompts, indices, own, seeds, DECODING,
                     encode=self._decoder_states.encoder(), control={"effnet": latents},

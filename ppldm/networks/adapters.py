@@ -118,12 +118,11 @@ def plan_tokens(wanted: list[tuple[str, str | None]], vocab: list[str]) -> dict[
     matches, and for a new token that is there."""
     found: dict[str, list[int] | None] = {}
     for token, pattern in wanted:
-        new = pattern is not None
-        ids = [number for number, word in enumerate(vocab) if re.search(pattern if new else token, word)]
+        new, sought = pattern is not None, token if pattern is None else pattern
+        ids = [number for number, word in enumerate(vocab) if re.search(sought, word)]
         if new and token in vocab:
             raise ConfigError(f"--train_tokens {token} is in the vocabulary; train it as ^{re.escape(token)}$")
         if not ids:
-            sought = pattern if new else token
             raise ConfigError(f"--train_tokens: nothing in the vocabulary matches {sought}; correct it")
         found |= {token: ids} if new else dict.fromkeys(vocab[number] for number in ids)
     return found

@@ -13,7 +13,7 @@ from .encoders import to_unit_range
 from .losses import GradientBalance, hinge_loss
 from .model import Component, Loss, Model, freeze
 
-RECONSTRUCTION_LOSSES = ("l1", "mse", "l1_mse")
+_MOMENTUM = 0.9  # of a batch norm's statistics, as PyTorch and Paddle have it
 
 
 class AutoencoderObjective(Model):
@@ -21,40 +21,25 @@ class AutoencoderObjective(Model):
     standard normal, in nats a picture over (3 H W), plus with an `lpips` `perceptual_weight` times its distance: the
     published LDM autoencoders' loss over the number of pixel values. With a `discriminator`, from update
     `adversarial_start`, in training mode, come `adversarial_weight` times the balance (`losses`) times - mean
-    D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder.
-    `decoder_only`: the encoder stays as it is. network: the name of what is trained; scale: the setting that brings its
-    latents to unit variance."""
+    D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder. settings: a
+    `ReconstructionSettings`, which has these. `decoder_only`: the encoder stays as it is. network: the name of what is
+    trained; scale: the setting that brings its latents to unit variance."""
 
     unsaved = ("lpips",)
     network = "vae"
     scale = "scaling_factor"
 
     def __init__(
-        self,
-        vae: nn.Layer,
-        reconstruction_loss: str = "l1",
-        kl_weight: float = 1e-6,
-        *,
-        lpips: nn.Layer | None = None,
-        perceptual_weight: float = 1.0,
-        discriminator: nn.Layer | None = None,
-        adversarial_weight: float = 0.5,
-        adversarial_start: int = 0,
-        decoder_only: bool = False,
+        self, network: nn.Layer, settings, lpips: nn.Layer | None = None, discriminator: nn.Layer | None = None
     ):
         super().__init__()
-        if reconstruction_loss not in RECONSTRUCTION_LOSSES:
-            raise ValueError(f"reconstruction_loss {reconstruction_loss!r} is not one of {RECONSTRUCTION_LOSSES}")
-        setattr(self, self.network, vae)
-        self.lpips, self.discriminator = lpips, discriminator
-        self.reconstruction_loss = reconstruction_loss
-        self.kl_weight, self.perceptual_weight = kl_weight, perceptual_weight
-        self.adversarial_weight, self.adversarial_start = adversarial_weight, adversarial_start
-        self.decoder_only = decoder_only
+        setattr(self, self.network, network)
+        self.settings, self.lpips, self.discriminator = settings, lpips, discriminator
+        self.decoder_only = getattr(settings, "train_decoder_only", False)
         self.balance = GradientBalance() if discriminator else None
         leave_to_paddle(self.last_layer)
         self.freeze()
-        for encoding in (vae.encoder, vae.quant_conv) if decoder_only else ():
+        for encoding in (network.encoder, network.quant_conv) if self.decoder_only else ():
             freeze(encoding)
 
     @property
@@ -62,9 +47,8 @@ class AutoencoderObjective(Model):
         """The autoencoder; discriminator and LPIPS where they are."""
         found = {self.network: Component(getattr(self, self.network), trained=True)}
         if self.discriminator:
-            found["discriminator"] = Component(
-                self.discriminator, True, "discriminator", clipped_alone=True, starts=self.adversarial_start
-            )
+            starts = {"clipped_alone": True, "starts": self.settings.adversarial_start}
+            found["discriminator"] = Component(self.discriminator, True, "discriminator", **starts)
         if self.lpips:
             found["lpips"] = Component(self.lpips, trained=False, stays_float32=True)
         return found
@@ -94,29 +78,29 @@ class AutoencoderObjective(Model):
             posterior = self.vae.encode(pixels).latent_dist
             latents = posterior.mean + posterior.std * posterior_noise
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
-        return self.vae.decode(latents).sample.astype("float32"), self.kl_weight * kl / pixels.size
+        return self.vae.decode(latents).sample.astype("float32"), self.settings.kl_weight * kl / pixels.size
 
     def forward(self, pixel_values, posterior_noise=None) -> Loss:
         """The loss of pictures: of no noise level."""
         pixels = to_unit_range(pixel_values)
         decoded, penalty = self.penalised(pixels, posterior_noise)
-        error, measures = 0.0, None
-        if "l1" in self.reconstruction_loss:
+        error, measures, settings = 0.0, None, self.settings
+        if "l1" in settings.reconstruction_loss:
             error = error + F.l1_loss(decoded, pixels)
-        if "mse" in self.reconstruction_loss:
+        if "mse" in settings.reconstruction_loss:
             error = error + F.mse_loss(decoded, pixels)
         if self.lpips:
             with paddle.amp.auto_cast(enable=False):
                 distance = self.lpips(pixels, decoded).mean()
-            error, measures = error + self.perceptual_weight * distance, {"lpips": distance.detach()}
+            error, measures = error + settings.perceptual_weight * distance, {"lpips": distance.detach()}
         value = error + penalty
-        if not (self.discriminator and self.training and self.num_updates >= self.adversarial_start):
+        if not (self.discriminator and self.training and self.num_updates >= settings.adversarial_start):
             return Loss(value, measures=measures)
         with paddle.amp.auto_cast(enable=False):
             unlike = -self.discriminator.judge(decoded).mean()
             learned = hinge_loss(self.discriminator(pixels), self.discriminator(decoded.detach()))
             sums = self.balance.sums(error, unlike, self.last_layer.weight)
-        weight = self.adversarial_weight * self.balance.weight(pixels[0].size).squeeze()
+        weight = settings.adversarial_weight * self.balance.weight(pixels[0].size).squeeze()
         return Loss(value + (weight * unlike + learned), measures=measures, statistics=sums)
 
     def statistics(self, losses: list[Loss]):
@@ -126,6 +110,77 @@ class AutoencoderObjective(Model):
 
     def keep_statistics(self, sums) -> None:
         self.balance.update(sums)
+
+
+class QuantisedObjective(AutoencoderObjective):
+    """Stage A of Stable Cascade, Paella's autoencoder, whose latents are quantised while it learns; a batch has nothing
+    random. As its base, with the loss of the code book in place of the KL divergence (van den Oord et al. 2017,
+    arXiv:1711.00937, equation 3): codes learn from all of it, latents from a quarter, and the decoder's gradients pass
+    through. The norm that ends the encoder has running statistics of the updates before, which move by a tenth each
+    update."""
+
+    network = "vqgan"
+    scale = "scale_factor"
+
+    def __init__(self, *parts):
+        super().__init__(*parts)
+        self._norm._use_global_stats = True
+        self._own = 1 + 2 * self.vqgan.config.latent_channels  # numbers of `statistics` that are the norm's
+        self._seen = None
+
+    @property
+    def _norm(self):
+        """That of the latents, the only one."""
+        return self.vqgan.down_blocks[-1][1]
+
+    @property
+    def last_layer(self):
+        return self.vqgan.out_block[0]
+
+    def scale_of(self, std: float) -> float:
+        """Latents are divided by it."""
+        return std
+
+    @paddle.no_grad()
+    def latents(self, pixel_values):
+        """Latents of [B, 3, H, W] uint8 before they are quantised, [B, C, H / f, W / f] float32."""
+        return self.vqgan.encode(pixel_values.astype("float32") / 255.0).latents
+
+    @paddle.no_grad()
+    def reconstruct(self, pixel_values):
+        """[B, 3, H, W] uint8 to what is decoded of the codes, float32 in -1 .. 1."""
+        return self.penalised(to_unit_range(pixel_values))[0].clip(-1.0, 1.0)
+
+    def penalised(self, pixels, _noise=None):
+        """(reconstruction, loss of the code book); keeps what comes into the norm for `statistics`."""
+        hook = self._norm.register_forward_pre_hook(self._see)
+        latents = self.vqgan.encode((pixels + 1.0) / 2.0).latents
+        hook.remove()
+        with paddle.amp.auto_cast(enable=False):
+            codes, loss, _ = self.vqgan.vquantizer(latents.astype("float32"))
+        return self.vqgan.decode(codes).sample.astype("float32") * 2.0 - 1.0, loss
+
+    def _see(self, _layer, given) -> None:
+        values = given[0].detach().astype("float32").transpose([1, 0, 2, 3]).flatten(1)
+        count = paddle.full([1], values.shape[1], "float32")
+        self._seen = paddle.concat([count, values.sum(1), values.square().sum(1)])
+
+    def forward(self, pixel_values) -> Loss:
+        loss = super().forward(pixel_values)
+        if not self.training:
+            return loss
+        others = [] if loss.statistics is None else [loss.statistics]
+        return loss._replace(statistics=paddle.concat([self._seen, *others]))
+
+    @paddle.no_grad()
+    def keep_statistics(self, sums) -> None:
+        """Into the norm, and what is left into the balance."""
+        count, total, squares = paddle.split(sums[: self._own], [1, *[self._own // 2] * 2])
+        mean = total / count
+        for kept, new in ((self._norm._mean, mean), (self._norm._variance, squares / count - mean.square())):
+            kept.set_value(_MOMENTUM * kept + (1 - _MOMENTUM) * new)
+        if len(sums) > self._own:
+            super().keep_statistics(sums[self._own :])
 
 
 @paddle.no_grad()

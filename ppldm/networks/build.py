@@ -30,18 +30,15 @@ _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2D)
 
 def make_network(kind: str, config: dict) -> nn.Layer:
     """The network of a completed config, as its class makes it; on a CPU by our operators. Raises UNBUILDABLE."""
-    return use_cpu_operators(_make_network(kind, config))
-
-
-def _make_network(kind: str, config: dict) -> nn.Layer:
     if kind == "transformer":
         from .transformers.transform import make_transformer
 
-        return make_transformer(config)
+        return use_cpu_operators(make_transformer(config))
     network = network_class(kind, config)
     settings = CLASSES[table_of(kind, config)] if kind in LABELS else network
     made = resolve_name(settings)(**config)
-    return made if settings == network else resolve_name(network)(made)  # encoders take their settings as an object
+    # Encoders take their settings as an object.
+    return use_cpu_operators(made if settings == network else resolve_name(network)(made))
 
 
 def build_network(kind: str, config: dict, seed: int) -> nn.Layer:
@@ -50,11 +47,13 @@ def build_network(kind: str, config: dict, seed: int) -> nn.Layer:
         made = make_network(kind, config)
     except UNBUILDABLE as error:
         raise ConfigError(f"no {LABELS[kind]} can be built of this config: {error}") from error
-    return _INITIAL[table_of(kind, config)](made, seed)
+    return init_network(made, table_of(kind, config), seed)
 
 
-def resize_text_encoder(config: dict, source, sizes: dict[str, int]) -> dict:
-    """`config` with the tokenizer's `sizes` (vocab_size, max_position_embeddings), checked again."""
+def resize_text_encoder(config: dict, arguments, vocab_size: int) -> dict:
+    """The config of a new text encoder of `families.settings`, with the tokenizer's sizes, checked again."""
+    source = arguments.file_of("text_encoder")
+    sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
     for name, value in sizes.items():
         if config[name] != value:
             get_logger().info("text encoder: %s %s of %s becomes the tokenizer's %d",
@@ -70,8 +69,9 @@ def save_component(component, folder) -> None:
 
 @dataclass(frozen=True)
 class _Parameter:
-    """What a rule draws: the parameter `name` of a layer, which is at `path` in the module."""
+    """What a rule draws: the parameter `name` of a layer, which is at `path` in the module `whole`."""
 
+    whole: nn.Layer
     layer: nn.Layer
     path: str
     name: str
@@ -120,45 +120,46 @@ def _redraw(module: nn.Layer, seed: int, salt: int, draw: Callable[[_Parameter],
             if isinstance(layer, _NORMS):
                 value = np.full(parameter.shape, 1.0 if name in ("weight", "_variance") else 0.0, np.float32)
             else:
-                value = draw(_Parameter(layer, path, name, parameter.shape, rng))
+                value = draw(_Parameter(module, layer, path, name, parameter.shape, rng))
             parameter.set_value(value)
     return module
 
 
-def init_like_pytorch(module: nn.Layer, seed: int, salt: int, embedding_std: float = 1.0) -> nn.Layer:
+def init_like_pytorch(module: nn.Layer, seed: int, salt: int) -> nn.Layer:
+    """By `_like_pytorch`."""
+    return _redraw(module, seed, salt, _like_pytorch)
+
+
+def init_network(module: nn.Layer, kind: str, seed: int) -> nn.Layer:
+    """By the rule of a kind: a name in `CLASSES`, or of a network that has no config."""
+    _redraw(module, seed, *_RULES[kind])
+    if kind == "unet":
+        _end_with_zeros(module)
+    elif kind == "effnet":
+        _normalise(module, seed)
+    return module
+
+
+def _like_pytorch(one: _Parameter, embedding_std: float = 1.0) -> np.ndarray:
     """Linear and Conv2D: weight and bias ~ U(-b, b), b = 1 / sqrt(fan_in); Embedding: N(0, embedding_std**2)."""
-
-    def draw(one: _Parameter) -> np.ndarray:
-        is_table = isinstance(one.layer, nn.Embedding)
-        return one.normal(embedding_std) if is_table else one.uniform(1.0 / math.sqrt(one.fan_in))
-
-    return _redraw(module, seed, salt, draw)
+    is_table = isinstance(one.layer, nn.Embedding)
+    return one.normal(embedding_std) if is_table else one.uniform(1.0 / math.sqrt(one.fan_in))
 
 
-def init_text_encoder(text_encoder: nn.Layer, seed: int) -> nn.Layer:
-    """LDMBert: the general rule, then both embeddings ~ N(0, init_std**2), init_std being 0.02 by default."""
-    return init_like_pytorch(text_encoder, seed, salt=1, embedding_std=text_encoder.config.init_std)
-
-
-def init_clip(text_encoder: nn.Layer, seed: int) -> nn.Layer:
-    """CLIP's text encoder: biases 0, weights ~ N(0, std**2) as of Radford et al. 2021 (arXiv:2103.00020, section 2.4,
-    and their code), for width d and N layers: tokens 0.02, positions 0.01, queries, keys and values d**-0.5, the first
-    layer of an MLP (2 d)**-0.5, the projection d**-0.5, and what ends a residual branch d**-0.5 (2 N)**-0.5."""
-    width, layers = text_encoder.config.hidden_size, text_encoder.config.num_hidden_layers
+def _clip(one: _Parameter) -> np.ndarray:
+    """Biases 0, weights ~ N(0, std**2) as of Radford et al. 2021 (arXiv:2103.00020, section 2.4, and their code), for
+    width d and N layers: tokens 0.02, positions 0.01, queries, keys and values d**-0.5, the first layer of an MLP
+    (2 d)**-0.5, the projection d**-0.5, and what ends a residual branch d**-0.5 (2 N)**-0.5."""
+    width, layers = one.whole.config.hidden_size, one.whole.config.num_hidden_layers
     stds = {"token_embedding": 0.02, "position_embedding": 0.01, "fc1": (2 * width) ** -0.5}
     stds |= dict.fromkeys(("q_proj", "k_proj", "v_proj", "text_projection"), width**-0.5)
     stds |= dict.fromkeys(("out_proj", "fc2"), (2 * width * layers) ** -0.5)
-
-    def draw(one: _Parameter) -> np.ndarray:
-        return one.normal(stds[one.path.rpartition(".")[2]] if one.name == "weight" else 0.0)
-
-    return _redraw(text_encoder, seed, 4, draw)
+    return one.normal(stds[one.path.rpartition(".")[2]] if one.name == "weight" else 0.0)
 
 
 @paddle.no_grad()
-def init_unet(unet: nn.Layer, seed: int) -> nn.Layer:
-    """The general rule, and zeros in the last layer of every residual branch: the first loss of epsilon is 1.0."""
-    init_like_pytorch(unet, seed, salt=2)
+def _end_with_zeros(unet: nn.Layer) -> None:
+    """Zeros in the last layer of every residual branch: the first loss of epsilon is 1.0."""
     for layer in unet.sublayers():
         kind = type(layer).__name__
         if kind == "ResnetBlock2D":
@@ -168,121 +169,78 @@ def init_unet(unet: nn.Layer, seed: int) -> nn.Layer:
         elif kind == "Attention" and layer.group_norm is not None:
             _zero(layer.to_out[0])
     _zero(unet.conv_out)
-    return unet
 
 
-def init_transformer(transformer: nn.Layer, seed: int) -> nn.Layer:
+def _transformer(one: _Parameter) -> np.ndarray:
     """UViT: as published, biases 0, Linear weights and positions ~ N(0, 0.02**2), convolutions as PyTorch draws them.
     DiT: as PixArt-alpha's, biases 0, weights ~ U(-b, b), b = sqrt(6 / (fan_in + fan_out)), but for noise levels and
     captions, N(0, 0.02**2); what a block adds of captions and the output start as 0. Its tables ~ N(0, 1 / width)."""
-    uvit = hasattr(transformer, "decoder_pred")
-
-    def draw(one: _Parameter) -> np.ndarray:
-        if one.name == "scale_shift_table":
-            return one.normal(1.0) / np.float32(math.sqrt(one.shape[-1]))
-        if uvit and isinstance(one.layer, nn.Conv2D):
-            return one.uniform(1.0 / math.sqrt(one.fan_in))
-        if one.name == "bias" or one.path == "proj_out" or ".attn2.to_out." in one.path:
-            return one.zeros()
-        is_small = uvit or one.path.startswith(("adaln_single", "caption_projection"))
-        return one.normal(0.02) if is_small else one.xavier()
-
-    return _redraw(transformer, seed, 5, draw)
+    uvit = hasattr(one.whole, "decoder_pred")
+    if one.name == "scale_shift_table":
+        return one.normal(1.0) / np.float32(math.sqrt(one.shape[-1]))
+    if uvit and isinstance(one.layer, nn.Conv2D):
+        return _like_pytorch(one)
+    if one.name == "bias" or one.path == "proj_out" or ".attn2.to_out." in one.path:
+        return one.zeros()
+    is_small = uvit or one.path.startswith(("adaln_single", "caption_projection"))
+    return one.normal(0.02) if is_small else one.xavier()
 
 
-def init_microdit(transformer: nn.Layer, seed: int) -> nn.Layer:
+def _microdit(one: _Parameter) -> np.ndarray:
     """As micro_diffusion's code has it: biases 0 (there not that of patches), weights ~ N(0, 0.02**2), but for those of
     patches and between widths, U(-b, b), b = sqrt(6 / (fan_in + fan_out)). What ends a residual branch of the n-th
     block, and the second matrix of a gated layer, have 0.02 (2 n)**-0.5, in the mixer with all blocks for n. What
     depends on noise levels (adaLN), what mixes captions, and the output start as 0."""
-
-    def draw(one: _Parameter) -> np.ndarray:
-        first, *inner = f"{one.path}.{one.name}".removesuffix(".weight").split(".")
-        ends = inner[-1] in ("proj", "w2", "w3")
-        mixes_captions = first == "y_emb_preprocess" and inner[-1] in ("proj", "w3")
-        if one.name == "bias" or "adaLN_modulation" in inner or inner[-1] == "linear" or mixes_captions:
-            return one.zeros()
-        if first.startswith(("x_embedder", "patch_mixer_map")):
-            return one.xavier()
-        std = 0.02
-        if ends and first in ("blocks", "patch_mixer"):
-            std *= (2 * (int(inner[0]) + 1 if first == "blocks" else transformer.config.depth)) ** -0.5
-        return one.normal(std)
-
-    return _redraw(transformer, seed, 5, draw)
-
-
-def init_autoencoder(vae: nn.Layer, seed: int) -> nn.Layer:
-    """`_Parameter.he`: an autoencoder has no shortcut, so that from PyTorch's smaller weights it learns more slowly."""
-    return _redraw(vae, seed, 3, _Parameter.he)
+    first, *inner = f"{one.path}.{one.name}".removesuffix(".weight").split(".")
+    ends = inner[-1] in ("proj", "w2", "w3")
+    mixes_captions = first == "y_emb_preprocess" and inner[-1] in ("proj", "w3")
+    if one.name == "bias" or "adaLN_modulation" in inner or inner[-1] == "linear" or mixes_captions:
+        return one.zeros()
+    if first.startswith(("x_embedder", "patch_mixer_map")):
+        return one.xavier()
+    std = 0.02
+    if ends and first in ("blocks", "patch_mixer"):
+        std *= (2 * (int(inner[0]) + 1 if first == "blocks" else one.whole.config.depth)) ** -0.5
+    return one.normal(std)
 
 
 @paddle.no_grad()
-def init_effnet(effnet: nn.Layer, seed: int) -> nn.Layer:
-    """As of an autoencoder; in its last norm the statistics of pictures of random squares, rounded for all machines."""
-    init_autoencoder(effnet, seed)
+def _normalise(effnet: nn.Layer, seed: int) -> None:
+    """In its last norm the statistics of pictures of random squares, rounded for all machines."""
     rng, sides = make_rng(seed, Stream.INIT, epoch=8), (1, 2, 4, 8, 16, 32)
     squares = (rng.standard_normal((32, 3, n, n)).repeat(64 // n, axis=2).repeat(64 // n, axis=3) for n in sides)
     pixels = np.clip(0.5 + 0.3 * sum(squares) / math.sqrt(len(sides)), 0.0, 1.0)
     latents = effnet(paddle.to_tensor(pixels, "float32")).numpy()
     effnet.mapper[1]._mean.set_value(latents.mean((0, 2, 3)).round(2))
     effnet.mapper[1]._variance.set_value(latents.var((0, 2, 3)).round(2).clip(0.01))
-    return effnet
 
 
-def init_paella(vqgan: nn.Layer, seed: int) -> nn.Layer:
+def _paella(one: _Parameter) -> np.ndarray:
     """Weights ~ N(0, 1 / fan_in), biases 0, and zeros in what its blocks add: latents vary about as much as pixels. Its
     codes ~ N(0, 1), so that each is near to some latents and learns."""
-
-    def draw(one: _Parameter) -> np.ndarray:
-        if one.name != "weight":
-            return one.zeros()
-        return one.normal(1.0 if isinstance(one.layer, nn.Embedding) else one.fan_in**-0.5)
-
-    return _redraw(vqgan, seed, 7, draw)
+    if one.name != "weight":
+        return one.zeros()
+    return one.normal(1.0 if isinstance(one.layer, nn.Embedding) else one.fan_in**-0.5)
 
 
-def init_discriminator(discriminator: nn.Layer, seed: int) -> nn.Layer:
-    """Convolutions ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0."""
-    return _redraw(discriminator, seed, 26, lambda one: one.normal(0.02 if one.name == "weight" else 0.0))
-
-
-def init_lpips(lpips: nn.Layer, seed: int) -> nn.Layer:
-    """VGG16's convolutions as `_Parameter.he` draws them, and the weights of its features ~ U(0, 1)."""
-
-    def draw(one: _Parameter) -> np.ndarray:
-        return one.rng.random(one.shape, dtype=np.float32) if one.shape[0] == 1 else one.he()
-
-    return _redraw(lpips, seed, 27, draw)
-
-
-def init_inception(inception: nn.Layer, seed: int) -> nn.Layer:
-    """A stand-in for the published weights: convolutions as `_Parameter.he` draws them, norms that change nothing."""
-    return _redraw(inception, seed, 28, _Parameter.he)
-
-
-def init_cascade(unet: nn.Layer, seed: int) -> nn.Layer:
+def _cascade(one: _Parameter) -> np.ndarray:
     """Stable Cascade's network as it was published: weights of Linear and Conv2D ~ U(-b, b), b = sqrt(6 / (fan_in +
     fan_out)) (Glorot and Bengio 2010), biases 0, and of that 0.02 where latents come in; what embeds conditions
     ~ N(0, 0.02**2); zero in what scales by noise levels, in global response norms and where the prediction comes out;
     what ends an MLP divided by the square root of the number of layers down."""
-    damping = math.sqrt(1 / sum(unet.config.down_num_layers_per_block))
-
-    def draw(one: _Parameter) -> np.ndarray:
-        path, shape = one.path, one.shape
-        if isinstance(one.layer, nn.Conv2DTranspose):  # PyTorch's own
-            return one.uniform(1 / math.sqrt(one.fan_in))
-        if one.name != "weight" or path == "clf.1" or ".mapper" in path:
-            return one.zeros()
-        if path.startswith(("clip_", "effnet_mapper", "pixels_mapper")):
-            return one.normal(0.02)
-        # Queries, keys and values were one matrix.
-        size, parts = float(np.prod(shape[2:])), 3 if path.endswith(("to_q", "to_k", "to_v")) else 1
-        bound = math.sqrt(6 / (size * (shape[0] + parts * shape[1])))
-        bound *= 0.02 if path == "embedding.1" else damping if path.endswith("channelwise.4") else 1
-        return one.uniform(bound)
-
-    return _redraw(unet, seed, 6, draw)
+    path, shape = one.path, one.shape
+    if isinstance(one.layer, nn.Conv2DTranspose):  # PyTorch's own
+        return _like_pytorch(one)
+    if one.name != "weight" or path == "clf.1" or ".mapper" in path:
+        return one.zeros()
+    if path.startswith(("clip_", "effnet_mapper", "pixels_mapper")):
+        return one.normal(0.02)
+    damping = math.sqrt(1 / sum(one.whole.config.down_num_layers_per_block))
+    # Queries, keys and values were one matrix.
+    size, parts = float(np.prod(shape[2:])), 3 if path.endswith(("to_q", "to_k", "to_v")) else 1
+    bound = math.sqrt(6 / (size * (shape[0] + parts * shape[1])))
+    bound *= 0.02 if path == "embedding.1" else damping if path.endswith("channelwise.4") else 1
+    return one.uniform(bound)
 
 
 def _zero(layer: nn.Layer) -> None:
@@ -290,9 +248,16 @@ def _zero(layer: nn.Layer) -> None:
         parameter.set_value(np.zeros(parameter.shape, dtype=np.float32))
 
 
-_INITIAL = {
-    "unet": init_unet, "vae": init_autoencoder, "ldmbert": init_text_encoder, "clip": init_clip,
-    "uvit": init_transformer, "dit": init_transformer, "microdit": init_microdit,
-    "cascade_prior": init_cascade, "cascade_decoder": init_cascade, "effnet": init_effnet,
-    "vqgan": init_paella,
+# By kind: the salt, and the rule. Both embeddings of an LDMBert are ~ N(0, init_std**2), by default 0.02**2. An
+# autoencoder has no shortcut, so that from PyTorch's smaller weights it learns more slowly. Convolutions of a
+# discriminator are ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0; of LPIPS VGG16's
+# are as `he` draws them, and the weights of its features ~ U(0, 1).
+_RULES: dict[str, tuple[int, Callable[[_Parameter], np.ndarray]]] = {
+    "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "clip": (4, _clip),
+    "uvit": (5, _transformer), "dit": (5, _transformer), "microdit": (5, _microdit),
+    "cascade_prior": (6, _cascade), "cascade_decoder": (6, _cascade), "effnet": (3, _Parameter.he),
+    "vqgan": (7, _paella), "inception": (28, _Parameter.he),
+    "ldmbert": (1, lambda one: _like_pytorch(one, one.whole.config.init_std)),
+    "discriminator": (26, lambda one: one.normal(0.02 if one.name == "weight" else 0.0)),
+    "lpips": (27, lambda one: one.rng.random(one.shape, dtype=np.float32) if one.shape[0] == 1 else one.he()),
 }  # fmt: skip

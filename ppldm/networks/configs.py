@@ -62,6 +62,24 @@ _DIVISORS = (
     ("patch_size", "sample_size"),
 )  # fmt: skip
 
+# (component, its setting, another component, its setting): equal where both are there.
+_JOINTS = (
+    ("vae", "latent_channels", "transformer", "in_channels"),
+    ("effnet", "latent_channels", "prior", "in_channels"),
+    ("text_encoder", "hidden_size", "prior", "clip_text_in_channels"),
+    ("text_encoder", "projection_dim", "prior", "clip_text_pooled_in_channels"),
+    ("image_encoder", "projection_dim", "prior", "clip_image_in_channels"),
+    ("effnet", "latent_channels", "decoder", "effnet_in_channels"),
+    ("vqgan", "latent_channels", "decoder", "in_channels"),
+    ("text_encoder", "projection_dim", "decoder", "clip_text_pooled_in_channels"),
+)
+_CONTROL_CHANNELS = (16, 32, 96, 256)  # of the layers that take a control image to latents; each halves the sides
+# Of what a UNet has and the copy of its encoder has not, all that may be as it likes. The rest must be at its default.
+_NOT_COPIED = {
+    "sample_size", "out_channels", "up_block_types", "reverse_transformer_layers_per_block", "time_cond_proj_dim",
+    "conv_out_kernel", "data_format",
+}  # fmt: skip
+
 
 def check_config(kind: str, config: dict, source, error: type[PpldmError] = ModelError, new: bool = False) -> dict:
     """`config` with the class's defaults, without keys that start with `_`. Of a `new` network what decides its size
@@ -131,14 +149,12 @@ def network_class(kind: str, config: dict) -> str:
     return NETWORKS.get(table, CLASSES[table])
 
 
-def downscale_factor(vae) -> int:
-    """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, or of an EfficientNet encoder."""
-    return EFFNET_FACTOR if is_effnet(vae) else 2 ** (len(vae["block_out_channels"]) - 1)
-
-
-def paella_factor(vqgan) -> int:
-    """The same by the config of a Paella autoencoder: 4 for two levels."""
-    return vqgan["up_down_scale_factor"] * 2 ** (vqgan["levels"] - 1)
+def downscale_factor(encoder) -> int:
+    """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, of a Paella autoencoder, 4 for two
+    levels, or of an EfficientNet encoder."""
+    if "up_down_scale_factor" in encoder:
+        return encoder["up_down_scale_factor"] * 2 ** (encoder["levels"] - 1)
+    return EFFNET_FACTOR if is_effnet(encoder) else 2 ** (len(encoder["block_out_channels"]) - 1)
 
 
 def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
@@ -152,10 +168,29 @@ def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
 
 
 def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError, drawn=False) -> None:
-    """Raises `error` where completed configs of a text-to-image model, by kind, do not fit one another, or one asks for
+    """Raises `error` where completed configs of a text-to-image model, by name, do not fit one another, or one asks for
     what such a model does not give it. drawn: it is not trained, so that its UNet may be one that `takes_mask`."""
     if problem := next(_misfits(configs, drawn), None):
         raise error(f"{source}: {problem}" if source else problem)
+
+
+def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
+    """The completed config of a control network beside a UNet. Raises ModelError for one that cannot be copied."""
+    settings, copied = settings_of("unet"), settings_of("controlnet").keys() & unet.keys()
+    bound = settings.keys() - copied - _NOT_COPIED
+    odd = {name: unet[name] for name in unet if name in bound and unet[name] not in (settings[name].default, None)}
+    lists = {name: unet[name] for name in ("layers_per_block", "cross_attention_dim") if isinstance(unet[name], list)}
+    if unet["mid_block_type"] is None or odd or lists:
+        odd = {"mid_block_type": unet["mid_block_type"], **odd, **lists}
+        shown = ", ".join(f"{name} {value}" for name, value in odd.items())
+        raise ModelError(f"no ControlNet can be made for this UNet ({shown}); start from another")
+    halvings = downscale_factor(vae).bit_length() - 1
+    last = _CONTROL_CHANNELS[-1:] * max(0, halvings + 1 - len(_CONTROL_CHANNELS))
+    own = {
+        "conditioning_channels": num_channels,
+        "conditioning_embedding_out_channels": [*_CONTROL_CHANNELS[: halvings + 1], *last],
+    }
+    return check_config("controlnet", {name: unet[name] for name in copied} | own, "the UNet")
 
 
 def takes_mask(unet, channels: int) -> bool:
@@ -210,22 +245,21 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             f"the UNet takes {unet['in_channels']} channels and gives {unet['out_channels']}, and the VAE gives "
             f"{latents}; in_channels and out_channels of --unet_config_file must be the VAE's latent_channels"
         )
-    if text_encoder and unet and set(_for_each(unet, "cross_attention_dim")) != {width}:
-        yield (
-            f"the UNet attends to width {_shown(unet['cross_attention_dim'])} and the text encoder gives {width}; "
-            "cross_attention_dim of the UNet must be d_model (CLIP: hidden_size) of the text encoder"
-        )
-    if transformer and vae and transformer["in_channels"] != latents:
-        yield (
-            f"the transformer takes {transformer['in_channels']} channels, and the VAE gives {latents}; in_channels "
-            "must be the VAE's latent_channels"
-        )
-    name = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
-    if transformer and text_encoder and transformer[name] != width:
-        yield (
-            f"the transformer reads captions of width {transformer[name]} and the text encoder gives {width}; {name} "
-            "must be d_model (CLIP: hidden_size) of the text encoder"
-        )
+    reads = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
+    for name, network, key in (("UNet", unet, "cross_attention_dim"), ("transformer", transformer, reads)):
+        own = network[key] if network and text_encoder else width
+        if set(own if isinstance(own, list) else [own]) != {width}:
+            yield (
+                f"the {name} attends to width {_shown(own)} and the text encoder gives {width}; {key} of the {name} "
+                "must be d_model (CLIP: hidden_size) of the text encoder"
+            )
+    for name, key, other, needed in _JOINTS:
+        one, two = configs.get(name), configs.get(other)
+        if one and two and one[key] != two[needed]:
+            yield (
+                f"the {name} gives {key} {one[key]}, and the {other} takes {needed} {two[needed]}; choose networks "
+                "that were made for one another"
+            )
     for key in sorted(controlnet.keys() & unet.keys()) if controlnet and unet else ():
         if controlnet[key] != unet[key]:
             own, other = _shown(controlnet[key]), _shown(unet[key])
@@ -269,7 +303,8 @@ def _problems(table: str, config: dict):
 
 
 def _unet_problems(config: dict):
-    channels, heads = config["block_out_channels"], _for_each(config, "attention_head_dim")
+    channels, heads = config["block_out_channels"], config["attention_head_dim"]
+    heads = heads if isinstance(heads, list) else [heads] * len(channels)
     blocks = [*zip(config["down_block_types"], reversed(config["up_block_types"]), strict=True)]
     blocks[-1] += (config["mid_block_type"] or "",)
     for number, names in enumerate(blocks):
@@ -326,12 +361,6 @@ def _cascade_problems(is_prior: bool, config: dict):
     for key in ("clip_text_in_channels", "clip_image_in_channels") if is_prior else ():
         if config[key] is None:
             yield f"{key} null: a prior attends to captions and pictures"
-
-
-def _for_each(config: dict, name: str) -> list:
-    """A setting that may be one value for all blocks, as a list."""
-    value = config[name]
-    return value if isinstance(value, list) else [value] * len(config["down_block_types"])
 
 
 def _plain(value):

@@ -9,27 +9,17 @@ import paddle
 from paddle import nn
 from ppdiffusers import ControlNetModel
 
-from ..utils.errors import ModelError
 from .build import init_like_pytorch, make_network
-from .config_fields import settings_of
-from .configs import check_config, downscale_factor
 from .latent_diffusion import LatentDiffusionModel
 from .model import Component
-
-_EMBEDDING_CHANNELS = (16, 32, 96, 256)  # of the layers that take a control image to latents; each halves the sides
-# Of what a UNet has and the copy of its encoder has not, all that may be as it likes. The rest must be at its default.
-_FREE = {
-    "sample_size", "out_channels", "up_block_types", "reverse_transformer_layers_per_block", "time_cond_proj_dim",
-    "conv_out_kernel", "data_format",
-}  # fmt: skip
 
 
 class ControlledDiffusionModel(LatentDiffusionModel):
     """All frozen but `controlnet`. Without a control image it is the model that it stands on. The attention of the
     control network sees the padding behind captions, whatever `mask_behind` says."""
 
-    def __init__(self, vae, text_encoder, denoiser, controlnet: nn.Layer, process, sampling: dict | None = None):
-        super().__init__(vae, text_encoder, denoiser, process, True, sampling, controlnet=controlnet)
+    def __init__(self, process, sampling: dict | None = None, frozen: bool = True, **parts: nn.Layer):
+        super().__init__(process, sampling, True, **parts)
 
     @property
     def networks(self) -> dict[str, Component]:
@@ -54,25 +44,6 @@ class ControlledDiffusionModel(LatentDiffusionModel):
         )
         added = {"down_block_additional_residuals": down, "mid_block_additional_residual": middle}
         return super().denoise(noisy, timesteps, **condition, **added)
-
-
-def controlnet_config(unet: dict, vae, num_channels: int) -> dict:
-    """The completed config of a control network beside a UNet. Raises ModelError for one that cannot be copied."""
-    settings, copied = settings_of("unet"), settings_of("controlnet").keys() & unet.keys()
-    bound = settings.keys() - copied - _FREE
-    odd = {name: unet[name] for name in unet if name in bound and unet[name] not in (settings[name].default, None)}
-    lists = {name: unet[name] for name in ("layers_per_block", "cross_attention_dim") if isinstance(unet[name], list)}
-    if unet["mid_block_type"] is None or odd or lists:
-        odd = {"mid_block_type": unet["mid_block_type"], **odd, **lists}
-        shown = ", ".join(f"{name} {value}" for name, value in odd.items())
-        raise ModelError(f"no ControlNet can be made for this UNet ({shown}); start from another")
-    halvings = downscale_factor(vae).bit_length() - 1
-    last = _EMBEDDING_CHANNELS[-1:] * max(0, halvings + 1 - len(_EMBEDDING_CHANNELS))
-    own = {
-        "conditioning_channels": num_channels,
-        "conditioning_embedding_out_channels": [*_EMBEDDING_CHANNELS[: halvings + 1], *last],
-    }
-    return check_config("controlnet", {name: unet[name] for name in copied} | own, "the UNet")
 
 
 @paddle.no_grad()

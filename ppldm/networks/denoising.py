@@ -53,11 +53,10 @@ class LevelErrors(nn.Layer):
 
 
 class DenoisingModel(Model):
-    """A subclass calls `set_process` once its networks are there, and `denoising_loss` in its forward. denoiser_name:
-    of the component that predicts. sampling: what samplers are told beside the process. led_by: the input by which
-    pictures lead. words: the name in `condition` of the states of a caption's words, where it is told no other of it;
-    joins_words: of any number. takes_mask: it inpaints. coarse_noise: of `utils.rng.pyramid`. usual: how it is
-    drawn."""
+    """A subclass calls `denoising_loss` in its forward. denoiser_name: of the component that predicts. sampling: what
+    samplers are told beside the process. led_by: the input by which pictures lead. words: the name in `condition` of
+    the states of a caption's words, where it is told no other of it; joins_words: of any number. takes_mask: it
+    inpaints. coarse_noise: of `utils.rng.pyramid`. usual: how it is drawn."""
 
     denoiser_name: str
     sampling: Mapping = MappingProxyType({})
@@ -68,18 +67,27 @@ class DenoisingModel(Model):
     coarse_noise: bool = False
     usual: Drawing = USUAL
 
+    def __init__(self, process: Process, **parts):
+        """Levels and weights of `process`; where these are learned, they are a part of the model's state. parts: the
+        networks, and what else `networks` needs to know."""
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.process = process
+        self.register_buffer("levels", paddle.to_tensor(process.levels()), persistable=False)
+        weights = process.loss_weights()
+        self.register_buffer("loss_weights", None if weights is None else paddle.to_tensor(weights), persistable=False)
+        self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
+        self.freeze()
+
     @property
     def denoiser(self) -> nn.Layer:
         """What removes the noise."""
         return getattr(self, self.denoiser_name)
 
-    def size_condition(self, sizes) -> dict:
-        """What the network takes of sizes [B, 6], by the names of its arguments: nothing."""
+    def drawn_sizes(self, latents) -> dict:
+        """What the network takes of the sizes of pictures that are drawn as `latents`: nothing."""
         return {}
-
-    def drawn_sizes(self, latents):
-        """Sizes [B, 6] of pictures that are drawn as `latents`; None where the network takes none."""
-        return None
 
     def lead(self, pictures) -> dict:
         """The network's arguments of pictures [B, K, H, W] uint8 that lead what is drawn: control images."""
@@ -100,14 +108,6 @@ class DenoisingModel(Model):
         if self.keep_moments is not None:
             encoded = paddle.to_tensor(self.keep_moments(uncached[:, 1:].numpy(), encoded.numpy()))
         return paddle.scatter(moments, places, encoded)
-
-    def set_process(self, process: Process) -> None:
-        """Levels and weights of `process`; where these are learned, they are a part of the model's state."""
-        self.process = process
-        self.register_buffer("levels", paddle.to_tensor(process.levels()), persistable=False)
-        weights = process.loss_weights()
-        self.register_buffer("loss_weights", None if weights is None else paddle.to_tensor(weights), persistable=False)
-        self.level_errors = LevelErrors(process) if isinstance(process.weighting, Adaptive) else None
 
     def denoising_loss(self, predict, latents, timesteps, noise, input_noise=None, seen=None) -> Loss:
         """Mean squared error between prediction and target, weighted by timestep where asked for. predict: of x_t [B,

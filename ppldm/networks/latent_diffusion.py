@@ -40,30 +40,13 @@ class LatentDiffusionModel(DenoisingModel):
     words = "encoder_hidden_states"
     mask_behind: int | None = None
 
-    def __init__(
-        self,
-        vae: nn.Layer,
-        text_encoder: nn.Layer,
-        denoiser: nn.Layer,
-        process: Process,
-        freeze_text_encoder: bool = False,
-        sampling: dict | None = None,
-        **further: nn.Layer,
-    ):
-        """`sampling`: what the model came with, for samplers and exports. further: a subclass's components."""
-        super().__init__()
-        self.vae = vae
-        self.text_encoder = text_encoder
-        setattr(self, self.denoiser_name, denoiser)
-        for name, layer in further.items():
-            setattr(self, name, layer)
+    def __init__(self, process: Process, sampling: dict | None = None, frozen: bool = False, **parts: nn.Layer):
+        """`sampling`: what the model came with, for samplers and exports. frozen: the text encoder. parts: by name."""
+        super().__init__(process, **parts, freeze_text_encoder=frozen)
         self.sampling = dict(sampling or {})
-        self.freeze_text_encoder = freeze_text_encoder
-        self.scaling_factor = float(vae.config.scaling_factor)
-        self.set_process(process)
-        self.freeze()
-        if hasattr(text_encoder, "to_logits"):
-            freeze(text_encoder.to_logits)
+        self.scaling_factor = float(self.vae.config.scaling_factor)
+        if hasattr(self.text_encoder, "to_logits"):
+            freeze(self.text_encoder.to_logits)
 
     @property
     def takes_mask(self) -> bool:
@@ -137,12 +120,12 @@ class LatentDiffusionModel(DenoisingModel):
         # In the place of SDXL's pooled embedding of the caption stands one of no numbers.
         return {"added_cond_kwargs": {"text_embeds": paddle.zeros([sizes.shape[0], 0]), "time_ids": sizes}}
 
-    def drawn_sizes(self, latents):
-        """Sizes [B, 6] of pictures drawn as `latents`: uncropped; None where the UNet takes none."""
+    def drawn_sizes(self, latents) -> dict:
+        """`size_condition` of pictures drawn as `latents`: uncropped; nothing where the UNet takes none."""
         if not takes_sizes(self.denoiser.config):
-            return None
+            return {}
         size = [side * downscale_factor(self.vae.config) for side in latents.shape[2:]]
-        return paddle.to_tensor([[*size, 0, 0, *size]] * latents.shape[0])
+        return self.size_condition(paddle.to_tensor([[*size, 0, 0, *size]] * latents.shape[0]))
 
     def predict(self, noisy, timesteps, input_ids, sizes=None, text_embeddings=None):
         """The UNet's output [B, C, h, w] for x_t at these timesteps under these captions: all that is trained."""

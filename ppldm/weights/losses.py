@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from ..networks.build import init_discriminator, init_lpips
+from ..networks.build import init_network
 from ..networks.losses import WIDTHS, Lpips, PatchDiscriminator
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
@@ -37,7 +37,7 @@ def load_lpips(path, seed: int = 0) -> Lpips:
     if str(path) == RANDOM:
         get_logger().warning("LPIPS has random weights: its distances compare with no published ones")
         with paddle.utils.unique_name.guard("lpips_"):
-            return init_lpips(Lpips(), seed)
+            return init_network(Lpips(), "lpips", seed)
     arrays = _read(path, _lpips_name)
     shapes = [arrays.get(f"lins.{block}.weight", np.empty((1, width))).shape for block, width in enumerate(WIDTHS)]
     with paddle.utils.unique_name.guard("lpips_"):
@@ -50,7 +50,7 @@ def load_discriminator(path, channels: int, layers: int, seed: int) -> PatchDisc
     """That of a file, as large as its weights, with its running statistics; of None a new one. Raises ModelError."""
     if path is None:
         with paddle.utils.unique_name.guard("discriminator_"):
-            return init_discriminator(PatchDiscriminator(channels, layers), seed)
+            return init_network(PatchDiscriminator(channels, layers), "discriminator", seed)
     arrays = _read(path, _discriminator_name)
     convolutions, first = sum(array.ndim == 4 for array in arrays.values()), arrays.get("main.0.weight")
     if first is None or convolutions < 3:

@@ -4,7 +4,6 @@ import needs
 import numpy as np
 import paddle
 import pytest
-from paddle import nn
 from small_weights import write_clip
 
 from ppldm.cache.encoders import embeddings_key
@@ -82,6 +81,10 @@ def test_the_key_of_a_built_encoder_is_that_of_its_folder(clip):
     assert load(clip, length=9).key != encoder.key
 
 
+class Told(CascadeModel):
+    networks = {}
+
+
 def test_with_the_projected_caption_what_is_kept_is_what_stable_cascade_is_told(tiny, tmp_path):
     """The states before the last norm, and behind them the projected caption, also where that is narrower."""
     config = read_new_config("projected_text_encoder", tiny.config("clip"), "--x") | {"max_position_embeddings": 8}
@@ -96,7 +99,7 @@ def test_with_the_projected_caption_what_is_kept_is_what_stable_cascade_is_told(
         made = encoder(captions)
         assert made.shape == (3, 9, 32) and encoder.key != load(folder, tiny.tokenizer).key
         ids = paddle.to_tensor(encoder._tokenizer.encode([*captions, ""]))
-        model = CascadeModel(nn.Identity(), encoder._layer, Process.of({}))
+        model = Told(Process.of({}), text_encoder=encoder._layer)
         model.end_id = encoder._tokenizer.end_id
         online, cached = model.embed_captions(ids[:3]), model.embed_captions(ids[:3], paddle.to_tensor(made))
         for one, other in zip(online, cached, strict=True):

@@ -32,24 +32,24 @@ def test_published_unets(file, expected):
 
 @pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_published_pairs_fit(name):
-    files = LdmConfig(model_name_or_path=name).config_files()
-    unet, text_encoder = (read_json_config(files[component], "") for component in ("unet", "text_encoder"))
+    config = LdmConfig(model_name_or_path=name)
+    unet, text_encoder = (read_json_config(config.file_of(component), "") for component in ("unet", "text_encoder"))
     assert unet["cross_attention_dim"] == text_encoder["d_model"]
 
 
 def test_vocabulary_and_length_are_the_tokenizers(tiny):
     sizes = {"vocab_size": 18000, "max_position_embeddings": 7}
     config = read_new_config("ldmbert", tiny.config("ldmbert"), "")
-    assert resize_text_encoder(config, "x", sizes) == config | sizes
     arguments = LdmConfig(
         vae_name_or_path=tiny.vae, text_encoder_config_file=tiny.config("ldmbert"),
         unet_config_file=tiny.config("unet"), model_max_length=7,
     )  # fmt: skip
+    assert resize_text_encoder(config, arguments, 18000) == config | sizes
     text_encoder = build_ldm(arguments, 18000, 0).text_encoder
     assert text_encoder.model.embed_tokens.weight.shape == [18000, 32]
     assert text_encoder.model.embed_positions.weight.shape == [7, 32]
-    with pytest.raises(ConfigError, match="x: pad_token_id 90 must be below vocab_size 80; correct it"):
-        resize_text_encoder(config | {"pad_token_id": 90}, "x", {"vocab_size": 80})
+    with pytest.raises(ConfigError, match="json: pad_token_id 90 must be below vocab_size 80; correct it"):
+        resize_text_encoder(config | {"pad_token_id": 90}, arguments, 80)
 
 
 def test_shapes_of_latents(tiny):

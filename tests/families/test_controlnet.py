@@ -19,7 +19,8 @@ from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.families.base import get_family
 from ppldm.families.controlnet import FAMILY, ControlNetConfig
 from ppldm.families.ldm_build import build_model
-from ppldm.networks.controlnet import controlnet_config, new_controlnet
+from ppldm.networks.configs import controlnet_config
+from ppldm.networks.controlnet import new_controlnet
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ppldm.networks.build import init_lpips
+from ppldm.networks.build import init_network
 from ppldm.networks.losses import Lpips
 from ppldm.weights.formats.files import write_safetensors
 
@@ -12,7 +12,7 @@ _BIAS = 0.3  # of each convolution: where all channels are at 0, a last bit woul
 
 def write_lpips(folder) -> Path:
     """Its file in `folder`, under our names."""
-    path, layer = Path(folder, "lpips.safetensors"), init_lpips(Lpips(WIDTHS), seed=0)
+    path, layer = Path(folder, "lpips.safetensors"), init_network(Lpips(WIDTHS), "lpips", seed=0)
     arrays = {name: value.numpy() + _BIAS * name.endswith("bias") for name, value in layer.state_dict().items()}
     write_safetensors(path, {name: array.astype("float32") for name, array in arrays.items()}, "pd")
     return path

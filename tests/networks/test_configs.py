@@ -274,8 +274,8 @@ FITTING = {kind: check_config(kind, CONFIGS[kind], "x") for kind in ("vae", "une
         ("vae", {"shift_factor": 0.1}, "the VAE's shift_factor 0.1 is not supported"),
         ("unet", {"cross_attention_dim": 16}, "the UNet attends to width 16 and the text encoder gives 32"),
         ("unet", {"cross_attention_dim": [32, 16]}, r"the UNet attends to width \[32, 16\] and the text encoder"),
-        ("transformer", {"in_channels": 8}, "the transformer takes 8 channels, and the VAE gives 4"),
-        ("transformer", {"clip_dim": 16}, "the transformer reads captions of width 16 and the text encoder gives 32"),
+        ("transformer", {"in_channels": 8}, "the vae gives latent_channels 4, and the transformer takes in_channels 8"),
+        ("transformer", {"clip_dim": 16}, "the transformer attends to width 16 and the text encoder gives 32"),
         ("unet", {"num_class_embeds": 10}, "the UNet's num_class_embeds 10 asks for an input that"),
     ],
 )

@@ -5,8 +5,8 @@ import paddle
 import pytest
 from tiny_model import make_batch, make_model
 
-from ppldm.networks.configs import check_config, check_fit, read_json_config
-from ppldm.networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
+from ppldm.networks.configs import check_config, check_fit, controlnet_config, read_json_config
+from ppldm.networks.controlnet import ControlledDiffusionModel, new_controlnet
 from ppldm.utils.errors import ModelError
 from ppldm.weights.fill import config_of
 
@@ -20,8 +20,8 @@ def led(tiny, channels=3, seed=3, **changes):
             parameter.numpy() + rng.standard_normal(parameter.shape, dtype=np.float32) * np.float32(0.05)
         )
     config = controlnet_config(config_of("unet", base.unet), base.vae.config, channels)
-    controlnet = new_controlnet(base.unet, config, seed)
-    model = ControlledDiffusionModel(base.vae, base.text_encoder, base.unet, controlnet, base.process)
+    parts = {"vae": base.vae, "text_encoder": base.text_encoder, "unet": base.unet}
+    model = ControlledDiffusionModel(base.process, **parts, controlnet=new_controlnet(base.unet, config, seed))
     control = np.random.default_rng(2).integers(0, 256, (4, channels, 32, 32), dtype=np.uint8)
     return base, model, make_batch(4) | {"control": paddle.to_tensor(control)}
 

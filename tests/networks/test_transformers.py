@@ -167,8 +167,8 @@ def test_a_new_dit_or_microdit_starts_from_zero():
 
 def make_model(tiny, name):
     text_encoder = build_network("text_encoder", check_config("text_encoder", TEXT_ENCODER_CONFIG, "x"), 1)
-    transformer = build_network("transformer", config_of(name), 1)
-    return TransformerDiffusionModel(load_vae(tiny.vae), text_encoder, transformer, Process.of(PUBLISHED_SCHEDULE))
+    parts = {"vae": load_vae(tiny.vae), "transformer": build_network("transformer", config_of(name), 1)}
+    return TransformerDiffusionModel(Process.of(PUBLISHED_SCHEDULE), text_encoder=text_encoder, **parts)
 
 
 def batch_of(rng, count=4):

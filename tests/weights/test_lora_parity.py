@@ -51,9 +51,9 @@ def both(tmp_path_factory):
     weights.tokenizer = clip.parent / "tokenizer"
     write_weights(weights, "diffusers", folder / "d")
     with paddle.utils.unique_name.guard():
-        parts = [fill_component(kind, weights.components[kind]) for kind in ("vae", "text_encoder", "unet")]
-        parts[2].set_attn_processor(AttnProcessor())
-        ours = LatentDiffusionModel(*parts, Process.of(weights.scheduler))
+        parts = {kind: fill_component(kind, weights.components[kind]) for kind in ("vae", "text_encoder", "unet")}
+        parts["unet"].set_attn_processor(AttnProcessor())
+        ours = LatentDiffusionModel(Process.of(weights.scheduler), **parts)
     ours.tokenizer = ClipTokenizer(clip.parent / "tokenizer", 77)
     adapt(ours, LdmConfig(**ASKED), seed=3)
     rng = np.random.default_rng(6)

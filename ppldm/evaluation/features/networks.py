@@ -31,7 +31,7 @@ from paddle.nn.functional import scaled_dot_product_attention
 from paddle.vision.models import InceptionV3
 
 from ...data.text.tokenizer import ClipTokenizer
-from ...networks.build import UNBUILDABLE, init_inception
+from ...networks.build import UNBUILDABLE, init_network
 from ...networks.config_fields import settings_of
 from ...networks.cpu_operators.layers import use_cpu_operators
 from ...utils.errors import ModelError
@@ -77,7 +77,7 @@ def load_inception(path: Path, convention: Convention) -> FeatureNetwork:
     layer = build_inception()
     if str(path) == RANDOM:
         get_logger().warning("InceptionV3 has random weights: distances compare with no published ones")
-        init_inception(layer, seed=0)
+        init_network(layer, "inception", seed=0)
     else:
         fill_layer(layer, rename_inception(read_component_arrays(path), path), path, "FID's InceptionV3")
     return network_of("inception", layer, DIM, convention, _INCEPTION_SIDE)

@@ -54,10 +54,8 @@ class CascadeControlNet(ModelMixin, ConfigMixin):
     ):
         super().__init__()
         if bottleneck == "effnet":
-            width, self.backbone = (
-                stage_channels[-1],
-                make_backbone(stage_channels, stage_layers, conditioning_channels),
-            )
+            width = stage_channels[-1]
+            self.backbone = make_backbone(stage_channels, stage_layers, conditioning_channels)
         elif bottleneck == "simple":
             width, inner = conditioning_channels, 4 * conditioning_channels
             self.backbone = nn.Sequential(
@@ -87,8 +85,8 @@ class CascadeControlNet(ModelMixin, ConfigMixin):
 class ControlledPriorModel(CascadePriorModel):
     """All frozen but `controlnet`. As published, the prior drops nothing out though gradients pass through it."""
 
-    def __init__(self, *parts, **named):
-        super().__init__(*parts, **named)
+    def __init__(self, process, **parts):
+        super().__init__(process, **parts)
         for layer in self.prior.sublayers():
             if isinstance(layer, nn.Dropout):
                 layer.p = 0.0

@@ -36,24 +36,27 @@ _SMALLEST, _DROPPED = 0.5, 0.1  # of stage B: the smallest share of the sides, a
 
 
 class CascadeModel(DenoisingModel):
-    """Both stages: a frozen EfficientNet and text encoder beside what is trained. end_id: of a caption's last token."""
+    """Both stages. frozen: what may be beside what is trained. end_id: of a caption's last token."""
 
     caption_encoder = "text_encoder"
+    frozen: tuple[str, ...] = ("effnet", "text_encoder")
     end_id: int
 
-    def __init__(self, effnet: nn.Layer, text_encoder: nn.Layer, process: Process):
-        super().__init__()
-        self.effnet = effnet
-        self.text_encoder = text_encoder
+    def __init__(self, process: Process, **parts: nn.Layer):
+        super().__init__(process, **parts)
         self.register_buffer("ratios", paddle.to_tensor(process.schedule.ratios(), "float32"), persistable=False)
-        self.set_process(process)
 
     @property
-    def frozen(self) -> dict[str, Component]:
-        """The EfficientNet, in float32, and the text encoder."""
+    def networks(self) -> dict[str, Component]:
+        """What makes latents stays in float32."""
+        recompute = self.denoiser.enable_gradient_checkpointing
         return {
-            "effnet": Component(self.effnet, trained=False, stays_float32=True),
-            "text_encoder": Component(self.text_encoder, trained=False),
+            **{
+                name: Component(getattr(self, name), False, stays_float32=name in ("effnet", "vqgan"))
+                for name in self.frozen
+                if hasattr(self, name)
+            },
+            self.denoiser_name: Component(self.denoiser, True, self.denoiser_name, recompute=recompute),
         }
 
     @paddle.no_grad()
@@ -72,13 +75,11 @@ class CascadeModel(DenoisingModel):
         """The network's output for x_t at timesteps [B] int64, or one for all, under what `condition` gives."""
         return self.denoiser(noisy, self.ratios[timesteps].expand([len(noisy)]), **condition)
 
-    def loss_under(self, condition: dict, latents, timesteps, noise, input_noise=None) -> Loss:
+    def loss_under(self, condition: dict, latents, timesteps, *noises) -> Loss:
         """The `denoising_loss` of latents, of the network's arguments `condition`."""
-
-        def predicted(noisy, level):
-            return self.denoise(noisy, timesteps, **condition)
-
-        return self.denoising_loss(predicted, latents, timesteps, noise, input_noise)
+        return self.denoising_loss(
+            lambda noisy, _: self.denoise(noisy, timesteps, **condition), latents, timesteps, *noises
+        )
 
 
 class CascadePriorModel(CascadeModel):
@@ -86,29 +87,7 @@ class CascadePriorModel(CascadeModel):
 
     autoencoder = "effnet"
     denoiser_name = "prior"
-
-    def __init__(
-        self,
-        effnet: nn.Layer,
-        text_encoder: nn.Layer,
-        prior: nn.Layer,
-        process: Process,
-        image_encoder: nn.Layer | None = None,
-        **further: nn.Layer,
-    ):
-        """further: components of a subclass, by name."""
-        super().__init__(effnet, text_encoder, process)
-        self.prior = prior
-        self.image_encoder = image_encoder
-        for name, layer in further.items():
-            setattr(self, name, layer)
-        self.freeze()
-
-    @property
-    def networks(self) -> dict[str, Component]:
-        recompute = self.prior.enable_gradient_checkpointing
-        own = {} if self.image_encoder is None else {"image_encoder": Component(self.image_encoder, trained=False)}
-        return {**self.frozen, **own, "prior": Component(self.prior, True, "prior", recompute=recompute)}
+    frozen = (*CascadeModel.frozen, "image_encoder")
 
     def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the network is told of captions [B, L], and of no picture."""
@@ -177,25 +156,15 @@ class CascadeDecoderModel(CascadeModel):
     """Stage B. The state dict has the prefixes `effnet.`, `text_encoder.`, `vqgan.` and `decoder.`."""
 
     denoiser_name = "decoder"
+    frozen = (*CascadeModel.frozen, "vqgan")
     led_by = "pixel_values"
     coarse_noise = True  # as it learns to take away
     usual = replace(USUAL, guidance_scale=1.0)  # as diffusers' pipeline
 
-    def __init__(self, effnet: nn.Layer, text_encoder: nn.Layer, vqgan: nn.Layer, decoder: nn.Layer, process: Process):
-        super().__init__(effnet, text_encoder, process)
-        self.vqgan = vqgan
-        self.decoder = decoder
-        self.scale_factor = float(vqgan.config.scale_factor)
-        self.freeze()
-
     @property
-    def networks(self) -> dict[str, Component]:
-        recompute = self.decoder.enable_gradient_checkpointing
-        return {
-            **self.frozen,
-            "vqgan": Component(self.vqgan, trained=False, stays_float32=True),
-            "decoder": Component(self.decoder, True, "decoder", recompute=recompute),
-        }
+    def scale_factor(self) -> float:
+        """By which latents of stage A are divided."""
+        return float(self.vqgan.config.scale_factor)
 
     def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the network is told of captions [B, L]: their pooled state."""

@@ -103,7 +103,7 @@ def mapper(channels: int, width: int) -> nn.Sequential:
 class CascadeUNet(ModelMixin, ConfigMixin):
     """Levels of blocks down and up again; what each level gives on the way down is appended on the way up."""
 
-    _supports_gradient_checkpointing = True
+    gradient_checkpointing = False
 
     @register_to_config
     def __init__(
@@ -136,7 +136,6 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         switch_level: tuple[bool, ...] | None = None,
     ):
         super().__init__()
-        self.gradient_checkpointing = False
         width = block_out_channels[0]
         self.effnet_mapper = mapper(effnet_in_channels, width) if effnet_in_channels else None
         self.pixels_mapper = mapper(pixel_mapper_in_channels, width) if pixel_mapper_in_channels else None
@@ -193,15 +192,12 @@ class CascadeUNet(ModelMixin, ConfigMixin):
         if self.config.switch_level:
             enabled = self.config.switch_level[level - 1]
             scale = Resample(channels, out_channels, 0.5 if way == "down" else 2, enabled)
-        elif way == "down":
-            scale = nn.Conv2D(channels, out_channels, 2, stride=2)
         else:
-            scale = nn.Conv2DTranspose(channels, out_channels, 2, stride=2)
+            scale = (nn.Conv2D if way == "down" else nn.Conv2DTranspose)(channels, out_channels, 2, stride=2)
         return nn.Sequential(channel_norm(channels), scale)
 
-    def _set_gradient_checkpointing(self, module, value: bool = False) -> None:
-        if isinstance(module, CascadeUNet):
-            module.gradient_checkpointing = value
+    def enable_gradient_checkpointing(self) -> None:
+        self.gradient_checkpointing = True
 
     def forward(
         self,

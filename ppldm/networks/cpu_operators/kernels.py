@@ -184,10 +184,10 @@ def group_norm_back(numbers):
 
 
 def layer_norm(numbers):
-    """x [R, D], y, weight and bias [D], mean and 1 / deviation [R]; R, D, epsilon"""
+    """x [R, D], y, weight and bias [D], 0, mean and 1 / deviation [R]; R, D, epsilon"""
     a, thread, threads = _told(numbers)
-    R, D, epsilon = int(a[6]), int(a[7]), a[8]
-    weight, bias, means, scales = _at(a[2], 0), _at(a[3], 0), _at(a[4], 0), _at(a[5], 0)
+    R, D, epsilon = int(a[7]), int(a[8]), a[9]
+    weight, bias, means, scales = _at(a[2], 0), _at(a[3], 0), _at(a[5], 0), _at(a[6], 0)
     for r in range(R * thread // threads, R * (thread + 1) // threads):
         x, y = _at(a[0], r * D), _at(a[1], r * D)
         part = F(0.0)
@@ -204,10 +204,10 @@ def layer_norm(numbers):
 
 
 def layer_norm_back(numbers):
-    """x, dy, dx, weight, mean, 1 / deviation, d weight, d bias; R, D"""
+    """x, dy, dx, weight, bias, 0, mean, 1 / deviation, d weight, d bias, 0; R, D"""
     a, thread, threads = _told(numbers)
-    R, D = int(a[8]), int(a[9])
-    weight, means, scales = _at(a[3], 0), _at(a[4], 0), _at(a[5], 0)
+    R, D = int(a[11]), int(a[12])
+    weight, means, scales = _at(a[3], 0), _at(a[6], 0), _at(a[7], 0)
     for r in range(R * thread // threads, R * (thread + 1) // threads):
         x, dy, dx = _at(a[0], r * D), _at(a[1], r * D), _at(a[2], r * D)
         mean, scale = means[r], scales[r]
@@ -220,7 +220,7 @@ def layer_norm_back(numbers):
         for i in range(D):
             dx[i] = scale * (dy[i] * weight[i] - p - (x[i] - mean) * q)
     column, behind = _share(D, thread, threads)
-    dweight, dbias = _at(a[6], column), _at(a[7], column)
+    dweight, dbias = _at(a[8], column), _at(a[9], column)
     for i in range(behind - column):
         dweight[i], dbias[i] = F(0.0), F(0.0)
     for r in range(R):

@@ -6,7 +6,7 @@ of a few tensors fails in Paddle 3.3 where it passes through operators in Python
 """
 
 from ctypes import c_int
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 
 import paddle
@@ -66,23 +66,12 @@ def _addresses(*tensors) -> list[int]:
     return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
-class _Plan:
-    """The operations of one layer's shapes. The backward ones are made when they are first needed."""
+class _ConvolutionPlan:
+    """Of one layer's shapes, as all plans; operations are made when they are first needed.
 
-    def __init__(self):
-        self._made = {}
-
-    def operation(self, name: str):
-        if name not in self._made:
-            self._made[name] = getattr(self, f"_make_{name}")()
-        return self._made[name]
-
-
-class _ConvolutionPlan(_Plan):
-    """x [B, I, H, W], weight [O, I / groups, h, w], y [B, O, H', W']."""
+    x [B, I, H, W], weight [O, I / groups, h, w], y [B, O, H', W']."""
 
     def __init__(self, x, weight, y, with_bias, stride, before, after, dilation, groups, threads):
-        super().__init__()
         if groups > 1:
             weight = (groups, weight[0] // groups, *weight[1:])
         self.shapes = {"src": x, "weights": weight, **({"bias": y[1:2]} if with_bias else {}), "dst": y}
@@ -91,46 +80,49 @@ class _ConvolutionPlan(_Plan):
         self.x, self.weight, self.y, self.bias = of(x), of(weight), of(y), layout(y[1:2]) if with_bias else NONE
         self.geometry = numbers(stride), numbers(d - 1 for d in dilation), numbers(before), numbers(after)
 
-    def _make_forward(self):
+    @cached_property
+    def forward(self):
         described = FORWARD, DIRECT, self.x, self.weight, self.bias, self.y, *self.geometry, NONE
         return ReorderedOperation("convolution_forward", described, self.shapes, ("dst",))
 
-    def _make_to_x(self):
-        hint = self.operation("forward").operation.description
+    @cached_property
+    def to_x(self):
+        hint = self.forward.operation.description
         shapes = {"diff_src": self.shapes["src"], "weights": self.shapes["weights"], "diff_dst": self.shapes["dst"]}
         described = DIRECT, self.x, self.weight, self.y, *self.geometry, hint, NONE
         return ReorderedOperation("convolution_backward_data", described, shapes, ("diff_src",))
 
-    def _make_to_weight(self):
-        hint = self.operation("forward").operation.description
+    @cached_property
+    def to_weight(self):
+        hint = self.forward.operation.description
         shapes = {name if name == "src" else f"diff_{name}": shape for name, shape in self.shapes.items()}
         described = DIRECT, self.x, self.weight, self.bias, self.y, *self.geometry, hint, NONE
         return ReorderedOperation("convolution_backward_weights", described, shapes, ("diff_weights", "diff_bias"))
 
 
-class _LinearPlan(_Plan):
+class _LinearPlan:
     """x [R, I], weight [I, O], y [R, O]. As products of matrices, whose rows have the same bits however many there are;
     the library's inner products have not, but give the gradients of weight and bias in one."""
 
     def __init__(self, rows, inputs, outputs, with_bias, threads):
-        super().__init__()
         self.x, self.y, self.with_bias = layout((rows, inputs)), layout((rows, outputs)), with_bias
         self.weight, self.weight_shape = layout((inputs, outputs)), (inputs, outputs)
         self.turned = layout((outputs, inputs), (1, outputs))
 
-    def _make_forward(self):
-        tensors = {"src": self.x, "weights": self.weight, "dst": self.y}
-        bias = NONE
-        if self.with_bias:
-            bias = layout((1, self.weight_shape[1]))
-            tensors = {"src": self.x, "weights": self.weight, "bias": bias, "dst": self.y}
+    @cached_property
+    def forward(self):
+        bias = layout((1, self.weight_shape[1])) if self.with_bias else NONE
+        biases = {"bias": bias} if self.with_bias else {}
+        tensors = {"src": self.x, "weights": self.weight, **biases, "dst": self.y}
         return Operation("matmul", (self.x, self.weight, bias, self.y, NONE), tensors)
 
-    def _make_to_x(self):
+    @cached_property
+    def to_x(self):
         tensors = {"dst": self.x, "weights": self.turned, "src": self.y}
         return Operation("matmul", (self.y, self.turned, NONE, self.x, NONE), tensors)
 
-    def _make_to_weight(self):
+    @cached_property
+    def to_weight(self):
         bias = layout(self.weight_shape[1:]) if self.with_bias else NONE
         hint = Operation("inner_product_forward", (FORWARD, self.x, self.turned, bias, self.y, NONE), {})
         described = self.x, self.turned, bias, self.y, hint.description, NONE
@@ -150,7 +142,7 @@ class _Weighted(PyLayer):
         ctx.plan, ctx.learned = plan, _learned(given, weight, bias)
         x, weight, y = _whole(given), _whole(weight), _new(shape)
         with LOCK:
-            plan.operation("forward")(*_addresses(x, weight, *(() if bias is None else (bias,)), y))
+            plan.forward(*_addresses(x, weight, *(() if bias is None else (bias,)), y))
         ctx.save_for_backward(x, weight, bias)
         return y
 
@@ -161,10 +153,10 @@ class _Weighted(PyLayer):
         with LOCK:
             if ctx.learned[0]:
                 dx = _new(x.shape)
-                ctx.plan.operation("to_x")(*_addresses(dx, weight, dy))
+                ctx.plan.to_x(*_addresses(dx, weight, dy))
             if any(ctx.learned[1:]):
                 dweight, dbias = _new(weight.shape), [] if bias is None else [_new(bias.shape)]
-                ctx.plan.operation("to_weight")(*_addresses(x, dweight, *dbias, dy))
+                ctx.plan.to_weight(*_addresses(x, dweight, *dbias, dy))
         return _gradients(ctx.learned, dx, dweight, *dbias)
 
 
@@ -193,7 +185,7 @@ def linear(x, weight, bias):
     return _Weighted.apply(x, weight, bias, plan, [*rows, weight.shape[1]])
 
 
-class _AttentionPlan(_Plan):
+class _AttentionPlan:
     """Queries [B, N, H D], keys [B, M, H D], values [B, M, H E] of H heads, and what is added to their scores.
 
     The scores of as many samples and heads as fit into _MOST_SCORES are computed at a time, and once more on the way
@@ -201,7 +193,6 @@ class _AttentionPlan(_Plan):
     """
 
     def __init__(self, batch, heads, n, m, d, e, scale, added, threads):
-        super().__init__()
         fits = [one for one in range(1, heads + 1) if heads % one == 0 and one * n * m <= _MOST_SCORES]
         h = max(fits, default=1)
         fits = [one for one in range(1, batch + 1) if batch % one == 0 and one * heads * n * m <= _MOST_SCORES]
@@ -237,15 +228,17 @@ class _AttentionPlan(_Plan):
             tensors["added"] = after[1]
         return Operation("matmul", (one, other, NONE, result, attributes), tensors)
 
-    def _make_forward(self):
+    @cached_property
+    def _forward(self):
         scores = self.scores
         softmax = Operation("softmax_forward", (FORWARD, SOFTMAX, scores, scores, _LAST, NONE),
                             {"src": scores, "dst": scores})  # fmt: skip
         products = self._product(self.query, self.key_turned, scores, self.scale, self.added)
         return products, softmax, self._product(scores, self.value, self.result)
 
-    def _make_back(self):
-        scores, hint = self.scores, self.operation("forward")[1].description
+    @cached_property
+    def _back(self):
+        scores, hint = self.scores, self._forward[1].description
         return (
             self._product(self.scores_turned, self.result, self.value),
             self._product(self.result, self.value_turned, scores, self.scale),
@@ -257,7 +250,7 @@ class _AttentionPlan(_Plan):
 
     def forward(self, query, key, value, added, result) -> None:
         """Of addresses."""
-        products, softmax, to_result = self.operation("forward")
+        products, softmax, to_result = self._forward
         held = scratch("scores", self.size)
         for to_query, to_key, to_value, to_y, to_added in self.offsets:
             products(query + to_query, key + to_key, held, *((added + to_added,) if added else ()))
@@ -266,8 +259,8 @@ class _AttentionPlan(_Plan):
 
     def back(self, query, key, value, added, dy, dquery, dkey, dvalue) -> None:
         """Of addresses."""
-        products, softmax, _ = self.operation("forward")
-        to_dvalue, to_dheld, softmax_back, to_dquery, to_dkey = self.operation("back")
+        products, softmax, _ = self._forward
+        to_dvalue, to_dheld, softmax_back, to_dquery, to_dkey = self._back
         held, dheld = scratch("scores", self.size), scratch("diff_scores", self.size)
         for to_query, to_key, to_value, to_y, to_added in self.offsets:
             products(query + to_query, key + to_key, held, *((added + to_added,) if added else ()))
@@ -320,32 +313,28 @@ def attention(query, key, value, heads: int, scale: float, added=None):
     return _Attention.apply(query, key, value, added, plan)
 
 
-class _GroupNorm(PyLayer):
+class _Norm(PyLayer):
+    """By the kernel of this name; weight, bias and shift are as long as the kernel takes them."""
+
     @staticmethod
-    def forward(ctx, x, weight, bias, shift, groups, epsilon, silu):
+    def forward(ctx, x, weight, bias, shift, name, sizes, rows, epsilon, *silu):
         ctx.learned = _learned(x, weight, bias, shift)
         x, y = _whole(x), _new(x.shape)
         shift = None if shift is None else _whole(shift)
-        samples, channels = x.shape[:2]
-        ctx.sizes, ctx.silu = (samples, groups, channels // groups, prod(x.shape[2:])), float(silu)
-        statistics = _new([2, samples, groups])
-        kernel("group_norm")(
-            *_addresses(x, y, weight, bias, shift), *_halves(statistics), *ctx.sizes, epsilon, ctx.silu
-        )
+        ctx.name, ctx.settings = name, (*sizes, *silu)
+        statistics = _new([2, rows])
+        kernel(name)(*_addresses(x, y, weight, bias, shift), *_halves(statistics), *sizes, epsilon, *silu)
         ctx.save_for_backward(x, weight, bias, shift, statistics)
         return y
 
     @staticmethod
     def backward(ctx, dy):
         x, weight, bias, shift, statistics = ctx.saved_tensor()
-        dx, dweight, dbias = (_new(one.shape) for one in (x, weight, bias))
-        dshift = None if shift is None else _new(shift.shape)
+        dx, *further = (None if one is None else _new(one.shape) for one in (x, weight, bias, shift))
         dy = _whole(dy)
         given = _addresses(x, dy, dx, weight, bias, shift)
-        kernel("group_norm_back")(
-            *given, *_halves(statistics), *_addresses(dweight, dbias, dshift), *ctx.sizes, ctx.silu
-        )
-        return _gradients(ctx.learned, dx, dweight, dbias, *(() if shift is None else (dshift,)))
+        kernel(f"{ctx.name}_back")(*given, *_halves(statistics), *_addresses(*further), *ctx.settings)
+        return _gradients(ctx.learned, *(dx, *further)[: len(ctx.learned)])
 
 
 def group_norm(x, weight, bias, groups: int, epsilon: float, silu: bool = False, shift=None):
@@ -353,7 +342,9 @@ def group_norm(x, weight, bias, groups: int, epsilon: float, silu: bool = False,
     _require(weight.shape == bias.shape == x.shape[1:2], x.shape, weight.shape)
     if shift is not None:
         _require(shift.shape == x.shape[:2], x.shape, shift.shape)
-    return _GroupNorm.apply(x, weight, bias, shift, groups, epsilon, silu)
+    samples, channels = x.shape[:2]
+    sizes = samples, groups, channels // groups, prod(x.shape[2:])
+    return _Norm.apply(x, weight, bias, shift, "group_norm", sizes, samples * groups, epsilon, float(silu))
 
 
 def _halves(pair) -> tuple[int, int]:
@@ -361,43 +352,21 @@ def _halves(pair) -> tuple[int, int]:
     return pair.data_ptr(), pair.data_ptr() + 2 * prod(pair.shape)
 
 
-class _LayerNorm(PyLayer):
-    @staticmethod
-    def forward(ctx, x, weight, bias, epsilon):
-        ctx.learned = _learned(x, weight, bias)
-        x, y = _whole(x), _new(x.shape)
-        ctx.sizes = prod(x.shape[:-1]), x.shape[-1]
-        if weight is None:
-            weight, bias = paddle.ones(x.shape[-1:], x.dtype), paddle.zeros(x.shape[-1:], x.dtype)
-        statistics = _new([2, ctx.sizes[0]])
-        kernel("layer_norm")(*_addresses(x, y, weight, bias), *_halves(statistics), *ctx.sizes, epsilon)
-        ctx.save_for_backward(x, weight, statistics)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        x, weight, statistics = ctx.saved_tensor()
-        dx, dweight, dbias = _new(x.shape), _new(weight.shape), _new(weight.shape)
-        dy = _whole(dy)
-        given = _addresses(x, dy, dx, weight)
-        kernel("layer_norm_back")(*given, *_halves(statistics), *_addresses(dweight, dbias), *ctx.sizes)
-        return _gradients(ctx.learned, *(dx, dweight, dbias)[: len(ctx.learned)])
-
-
 def layer_norm(x, weight, bias, epsilon: float):
     """Over the last axis; weight and bias are both tensors or both None."""
-    if weight is not None:
-        _require(weight.shape == bias.shape == x.shape[-1:], x.shape, weight.shape)
-    return _LayerNorm.apply(x, weight, bias, epsilon)
+    if weight is None:
+        weight, bias = paddle.ones(x.shape[-1:], x.dtype), paddle.zeros(x.shape[-1:], x.dtype)
+    _require(weight.shape == bias.shape == x.shape[-1:], x.shape, weight.shape)
+    rows = prod(x.shape[:-1])
+    return _Norm.apply(x, weight, bias, None, "layer_norm", (rows, x.shape[-1]), rows, epsilon)
 
 
-class _Geglu(PyLayer):
+class _Activation(PyLayer):
     @staticmethod
-    def forward(ctx, x):
-        x = _whole(x)
-        ctx.sizes = prod(x.shape[:-1]), x.shape[-1] // 2
-        y = _new([*x.shape[:-1], ctx.sizes[1]])
-        kernel("geglu")(*_addresses(x, y), *ctx.sizes)
+    def forward(ctx, x, name, shape, *sizes):
+        x, y = _whole(x), _new(shape)
+        ctx.name, ctx.sizes = name, sizes
+        kernel(name)(*_addresses(x, y), *sizes)
         ctx.save_for_backward(x)
         return y
 
@@ -405,40 +374,24 @@ class _Geglu(PyLayer):
     def backward(ctx, dy):
         (x,) = ctx.saved_tensor()
         dx, dy = _new(x.shape), _whole(dy)
-        kernel("geglu_back")(*_addresses(x, dy, dx), *ctx.sizes)
+        kernel(f"{ctx.name}_back")(*_addresses(x, dy, dx), *ctx.sizes)
         return _gradients((True,), dx)
 
 
 def geglu(x):
     """The first half of the last axis times GELU of the second."""
-    return _Geglu.apply(x)
-
-
-class _Activation(PyLayer):
-    @staticmethod
-    def forward(ctx, x, name):
-        x, y = _whole(x), _new(x.shape)
-        ctx.name, ctx.size = name, prod(x.shape)
-        kernel(name)(*_addresses(x, y), ctx.size)
-        ctx.save_for_backward(x)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensor()
-        dx, dy = _new(x.shape), _whole(dy)
-        kernel(f"{ctx.name}_back")(*_addresses(x, dy, dx), ctx.size)
-        return _gradients((True,), dx)
+    *rows, width = x.shape
+    return _Activation.apply(x, "geglu", [*rows, width // 2], prod(rows), width // 2)
 
 
 def gelu(x):
     """x Φ(x)."""
-    return _Activation.apply(x, "gelu")
+    return _Activation.apply(x, "gelu", x.shape, prod(x.shape))
 
 
 def silu(x):
     """x σ(x)."""
-    return _Activation.apply(x, "silu")
+    return _Activation.apply(x, "silu", x.shape, prod(x.shape))
 
 
 def squared_norms(tensors) -> list:

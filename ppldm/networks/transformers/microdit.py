@@ -30,7 +30,7 @@ class MicroDiT(ModelMixin, ConfigMixin):
     depth: width and number of blocks. multiple_of: of which widths of feed-forward layers are rounded up. qkv_ratio,
     mlp_ratio: widths of self-attention and feed-forward layers by dim, in the first block and in the last."""
 
-    _supports_gradient_checkpointing = True
+    gradient_checkpointing = False
 
     @register_to_config
     def __init__(
@@ -52,7 +52,6 @@ class MicroDiT(ModelMixin, ConfigMixin):
         experts_every_n: int = 2,
     ):
         super().__init__()
-        self.gradient_checkpointing = False
 
         def block(number: int, count: int, width: int, qkv: float, mlp: float) -> Block:
             experts = num_experts if number < count and (number + 1) % experts_every_n == 0 else 0
@@ -79,9 +78,8 @@ class MicroDiT(ModelMixin, ConfigMixin):
         self.blocks = nn.LayerList([block(i, depth - 1, dim, *ratio) for i, ratio in enumerate(ratios)])
         self.final_layer = _FinalLayer(dim, patch_size**2 * in_channels)
 
-    def _set_gradient_checkpointing(self, module, value: bool = False) -> None:
-        if isinstance(module, MicroDiT):
-            module.gradient_checkpointing = value
+    def enable_gradient_checkpointing(self) -> None:
+        self.gradient_checkpointing = True
 
     def forward(self, noisy, timesteps, hidden, kept=None):
         """The prediction [B, C, h, w] for latents at timesteps [B] under hidden states [B, L, D] of captions. kept: [B,

@@ -96,7 +96,7 @@ def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, read_compo
         ):
             raise ModelError(f"{found} is not the VAE that {checkpoint} was trained with; {_REMEDY}")
         return component.config
-    file = arguments.config_files()[kind]
+    file = arguments.file_of(kind)
     try:
         path = find_network_file(file)
     except ConfigError as error:

@@ -10,8 +10,9 @@ import pytest
 from paddle import nn
 from small_lpips import write_lpips
 
+from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.networks.autoencoder import AutoencoderObjective
-from ppldm.networks.build import init_discriminator
+from ppldm.networks.build import init_network
 from ppldm.networks.losses import GradientBalance, PatchDiscriminator, hinge_loss
 from ppldm.utils.errors import ModelError
 from ppldm.weights.formats.files import write_safetensors
@@ -39,11 +40,12 @@ class Vae(nn.Layer):
 
 def make_model(folder, ratio=0.03, **settings):
     paddle.seed(3)
-    discriminator = init_discriminator(PatchDiscriminator(8, 2), 1)
+    discriminator = init_network(PatchDiscriminator(8, 2), "discriminator", 1)
     for parameter in discriminator.parameters():
         parameter.set_value(parameter * 5)  # logits beyond the hinge's corner
-    own = {"lpips": load_lpips(write_lpips(folder)), "perceptual_weight": 0.7, "discriminator": discriminator}
-    model = AutoencoderObjective(Vae(), "l1", 0.01, **{**own, "adversarial_weight": 0.5, **settings})
+    own = {"kl_weight": 0.01, "perceptual_weight": 0.7, "adversarial_weight": 0.5, "adversarial_start": 0}
+    config = AutoencoderConfig(**own | settings)
+    model = AutoencoderObjective(Vae(), config, load_lpips(write_lpips(folder)), discriminator)
     model.balance.ratio.set_value(paddle.to_tensor([ratio]))
     model.train()
     return model
@@ -186,7 +188,7 @@ def test_hinge_loss():
 @pytest.mark.parametrize("prefix", ["", "discriminator.", "loss.discriminator."])
 @pytest.mark.parametrize("norm", ["group", "batch"])
 def test_published_discriminators_are_read(tmp_path, prefix, norm):
-    layer = init_discriminator(PatchDiscriminator(8, 2, norm), 5)
+    layer = init_network(PatchDiscriminator(8, 2, norm), "discriminator", 5)
     theirs = {"_mean": "running_mean", "_variance": "running_var"}
     arrays = {}
     for name, value in layer.state_dict().items():

@@ -10,8 +10,8 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 
 from ppldm.diffusion.process import Process
 from ppldm.networks.build import build_network
-from ppldm.networks.configs import read_new_config
-from ppldm.networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
+from ppldm.networks.configs import controlnet_config, read_new_config
+from ppldm.networks.controlnet import ControlledDiffusionModel, new_controlnet
 from ppldm.networks.transformers.transform import transform
 from ppldm.training.doctor.memory import (
     _RECOMPUTED,
@@ -101,7 +101,9 @@ def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet
     vae = read_new_config("vae", "vae_tiny", "--config")
     config = controlnet_config(config_of("unet", unet), vae, control[0])
     network = new_controlnet(unet, config, 1)
-    parts = ControlledDiffusionModel(bare_network("vae", vae), nn.Linear(1, 1), unet, network, Process())
+    parts = ControlledDiffusionModel(
+        Process(), vae=bare_network("vae", vae), text_encoder=nn.Linear(1, 1), unet=unet, controlnet=network
+    )
     for one in (unet, network):
         one.set_attn_processor(AttnProcessor())
     network.train()
