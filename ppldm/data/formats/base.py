@@ -1,14 +1,12 @@
-"""What all formats share: rows that an index finds in one file, read one at a time; and copies of files that have no
-way into their middle.
+"""What all formats share: rows that an index finds in one file, read one at a time; and copies of some files.
 
 The state of an open file is looked at once with every read, so that a change is noticed at the next row: a file that
 was only touched or copied back is opened again and read on; one of another content is an error, never a wrong row.
 
 Ordinary gzip, parquet and compressed shards of MosaicML have no way into their middle. Such a file is rewritten once,
 when its rows are first wanted, as a part of plain text, or as the shard without its compression. The copy lies in the
-cache folder, under the content of its source, so that a source that was moved or touched finds it again. Copies take at
-most `PPLDM_COPIES_GB` (32), and half of what the disk has for them; those used last stay. One that is removed while it
-is open is still read.
+cache folder, under the content of its source. Copies take at most `PPLDM_COPIES_GB` (32), and half of what the disk has
+for them; those used last stay. One that is removed while it is open is still read.
 """
 
 import math
@@ -18,7 +16,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from glob import escape
 from pathlib import Path
 from typing import BinaryIO
@@ -124,29 +122,26 @@ class Copy:
 
     def __init__(self, path: Path, content: tuple[int, int], kind: str, blocks: Callable[[], Iterable[bytes]]):
         self._path, self._content, self._kind, self._blocks = path, content, kind, blocks
-        self._file: BinaryIO | None = None
 
     def read(self, offset: int, length: int, where: str) -> bytes:
         """Bytes [offset, offset + length); fewer at the end. where: for errors. Raises PartError, OutputError."""
         try:
-            return os.pread(self._kept_open().fileno(), length, offset)
+            return os.pread(self._file.fileno(), length, offset)
         except OSError as error:
             raise unreadable(where, error) from error
 
     def count_bytes(self) -> int:
-        """How long the copy is. Raises PartError, OutputError."""
-        return os.fstat(self._kept_open().fileno()).st_size
+        return os.fstat(self._file.fileno()).st_size
 
     def close(self) -> None:
-        """Give the file back."""
-        if self._file:
+        if "_file" in vars(self):
             self._file.close()
 
-    def _kept_open(self) -> BinaryIO:
-        if self._file is None:
-            self._file = self.open()
-            weakref.finalize(self, self._file.close)
-        return self._file
+    @cached_property
+    def _file(self) -> BinaryIO:
+        file = self.open()
+        weakref.finalize(self, file.close)
+        return file
 
     def open(self) -> BinaryIO:
         """The copy as a binary file that is not buffered; the caller closes it. Raises PartError, OutputError."""
@@ -179,28 +174,26 @@ def making_copy(path: Path, content: tuple[int, int], kind: str) -> Iterator[Cal
     place, limit = _place(path, content, kind), _limit_bytes()
     make_output_dir(place.parent)
 
+    @contextmanager
+    def writing():
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"cannot write {place} ({error.strerror or error}); {_REMEDY}") from error
+
     def write(block: bytes) -> None:
         if file.tell() + len(block) > limit:
             raise PartError(f"{path} holds more than the {limit / 1e9:g} GB that copies may take; {_REMEDY}")
-        try:
+        with writing():
             file.write(block)
-        except OSError as error:
-            raise _cannot_write(place, error) from error
 
-    try:
-        with atomic_write(place) as file:
-            try:
-                yield write
-            except OSError as error:
-                raise PartError(f"cannot read {path} ({error.strerror or error}); get it again") from error
-    except OSError as error:
-        raise _cannot_write(place, error) from error
+    with writing(), atomic_write(place) as file:
+        try:
+            yield write
+        except OSError as error:
+            raise PartError(f"cannot read {path} ({error.strerror or error}); get it again") from error
     get_logger().info("%s is not read at random: its rows were copied into %s", path, place.parent)
     _remove_oldest(place)
-
-
-def _cannot_write(place: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write {place} ({error.strerror or error}); {_REMEDY}")
 
 
 def drop_copies(path: Path) -> None:
@@ -249,9 +242,9 @@ def _warn_of_room(folder: Path) -> None:
 
 
 class IndexedRows(Rows, ABC):
-    """Rows that can be read in any order, of a file or folder in some format. A format says how to find its rows
-    (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index is kept, another one for each
-    `layout`. Raises PartError for what is missing, empty, truncated or of another format."""
+    """Rows of a file or folder that an index finds. A format says how to find its rows (`_build`), what the bytes of
+    one mean (`_decode`), and in which `spec` its index is kept, another one for each `layout`. Raises PartError for
+    what is missing, empty, truncated or of another format."""
 
     spec: IndexSpec
 
