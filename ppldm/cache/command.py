@@ -184,8 +184,7 @@ def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRul
 
 
 def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, spark=None, num_threads: int = 1) -> dict:
-    """Do this rank's share of the parts, or let the executors of a Spark session do all, with `num_threads` each; the
-    account of all ranks. Raises DataError, OutputError."""
+    """Do this rank's share of the parts, or all by Spark; the account of all ranks. Raises DataError, OutputError."""
     for folder in {file.path.parent for plan in plans for task in plan.tasks for file in task.files}:
         make_output_dir(folder)
     with ThreadPoolExecutor(num_workers) as pool:
@@ -246,8 +245,7 @@ def describe(report: dict) -> str:
 
 @dataclass
 class Account:
-    """What became of arrays. encoded: computed now. found: there before. repaired: of those encoded, damaged before.
-    bad: of rows that cannot be used, by reason, now or before."""
+    """What became of arrays. repaired: of those encoded, damaged before. bad: of unusable rows, by reason."""
 
     encoded: int = 0
     found: int = 0
@@ -274,8 +272,8 @@ class Account:
 def encode_part(
     task: Task, encoder: Encoder, pool: Executor, told: Callable[[int], object] = lambda count: None
 ) -> Account:
-    """Make the files of a part whole. pool: threads that decode pictures. told: is called with how many rows of files
-    are settled. Raises PartError, ConfigError, OSError."""
+    """Make the files of a part whole. told: is called with how many rows are settled. Raises PartError, ConfigError,
+    OSError."""
     account, wanted = Account(), []
     own = [file for file in task.files if len(file.rows)]
     with ExitStack() as stack:

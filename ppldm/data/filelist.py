@@ -51,9 +51,8 @@ _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
 @dataclass(frozen=True)
 class Source:
-    """A filelist, as a line of a list names it, with the parts that it names, in order. Of cached latents these need
-    not exist. weight: None throughout a list without weights. latents_dir: where latents lie; None: beside their
-    part."""
+    """A filelist as a line of a list names it, and the parts that it names; with cached latents these need not exist.
+    weight: None throughout a list without weights. latents_dir: where latents lie; None: beside their part."""
 
     path: Path
     parts: tuple[Path, ...] = ()
@@ -117,8 +116,7 @@ def _below(folders: list[Path], named: Collection[str]) -> list[Path]:
 
 
 def list_of_folder(folder: Path) -> Path | None:
-    """The filelist list in a folder, or in its folder `data`, as commands that make data leave it; None where there is
-    none. Raises FilelistError where there are several."""
+    """The filelist list in a folder, or in its folder `data`; None without one. Raises FilelistError for several."""
     found = sorted(folder.glob("*.filelist.list")) or sorted(folder.glob("data/*.filelist.list"))
     if len(found) > 1:
         raise FilelistError(
@@ -128,9 +126,8 @@ def list_of_folder(folder: Path) -> Path | None:
 
 
 def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
-    """(format, parts) of a folder without a list: part files, tars, parquet files, shards of MDS, metadata.csv, or
-    pictures with captions in files beside them, in another table or in their names, the first of these that it has.
-    Raises FilelistError."""
+    """(format, parts) of a folder without a list: files of the first of FORMATS that it has, or pictures with captions
+    in files beside them, in another table or in their names. Raises FilelistError."""
     from .formats.folder import entries_of, picture_folders
 
     names = sorted(name for name, is_folder in entries_of(folder) if not is_folder and not name.endswith(BESIDE_PARTS))
@@ -145,8 +142,7 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
 
 
 def read_filelist_list(path, **known: str) -> list[Source]:
-    """The filelists that a filelist list names, with weights and options; `known` of lines that do not say them. Raises
-    FilelistError."""
+    """The filelists of a filelist list; `known` options of lines that do not say them. Raises FilelistError."""
     path = Path(path)
     lines = [
         (number, text, item)
@@ -384,10 +380,9 @@ def take_fingerprint(sources: list[Source], rows: list[int], contents: list[tupl
     """The Fingerprint of sources, of whose parts, one after the other, `rows` and `contents` (bytes, CRC-32) are."""
     known, lists = zip(rows, contents, strict=True), []
     for source in sources:
-        parts = []
-        for path, (num_rows, content) in zip(source.parts, known, strict=False):
-            parts.append(PartPrint(path.name, num_rows, *content))
-        lists.append(ListPrint(str(source.path), read_options(source), tuple(parts)))
+        own = zip(source.parts, known, strict=False)
+        parts = tuple(PartPrint(path.name, num_rows, *content) for path, (num_rows, content) in own)
+        lists.append(ListPrint(str(source.path), read_options(source), parts))
     return Fingerprint(tuple(lists))
 
 

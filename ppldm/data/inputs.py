@@ -55,8 +55,7 @@ class Input:
     def draw(
         self, keys: list, size: tuple[int, int], generators: Generators, made: dict, strata: "Strata | None" = None
     ) -> np.ndarray:
-        """Of what is drawn and not read: for each of `keys` (epoch, row). made: the inputs before this one. strata:
-        where the samples stand in their update; None: they are of none."""
+        """For each of `keys` (epoch, row). made: the inputs before this one. strata: of their update, if any."""
         raise NotImplementedError
 
 
@@ -70,8 +69,7 @@ class Pixels(Input):
 
 @dataclass(frozen=True)
 class Moments(Input):
-    """Mean and standard deviation of the autoencoder's posterior of the crop, of `channels` channels, one latent for
-    `factor` pixels a side; of rows without, 0."""
+    """Mean and standard deviation of the autoencoder's posterior of the crop, `factor` pixels a side; without: 0."""
 
     channels: int
     factor: int
@@ -82,8 +80,7 @@ class Moments(Input):
 
 @dataclass(frozen=True)
 class Uncached(Input):
-    """A row of the batch that has no moments: its place in the batch; its part, its number in that and its variant, by
-    which what is made of its pixels can be kept (`CachedMoments.keep`)."""
+    """Of a row without moments: its place in the batch, its part, number in that and variant (`CachedMoments.keep`)."""
 
     dtype = np.int64
     fixed = (4,)
@@ -112,8 +109,7 @@ class Control(Input):
 @dataclass(frozen=True)
 class Sizes(Input):
     """Pixels: height and width of the row's picture as its index has them, top and left of the crop in the resized
-    picture before any mirroring, height and width of the sample. Six zeros where the picture's size is not known, and
-    for the share `drop` of all samples."""
+    picture before mirroring, height and width of the sample. Six zeros if unknown, and for a share `drop` of all."""
 
     drop: float = 0.0
     dtype = np.int64
@@ -253,8 +249,7 @@ class Normals(Input):
 
 @dataclass(frozen=True)
 class Sum(Input):
-    """`first` and `scale` times `second`, which spreads over it. `first`: the name of an input before this one, or a
-    draw of its own."""
+    """`first` and `scale` times `second`, which spreads over it. `first`: an earlier input's name, or a draw."""
 
     first: "str | Normals"
     scale: float

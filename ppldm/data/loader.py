@@ -83,8 +83,7 @@ class Slots:
 
 
 class BatchLoader:
-    """The batches of a sampler, in its order. num_workers: 0 makes them in a thread of this process. Raises DataError
-    where a batch could not be made or a worker was killed."""
+    """The batches of a sampler, in order. num_workers: 0 makes them in a thread. Raises DataError where one fails."""
 
     def __init__(self, dataset: TextImageDataset, sampler: StepSampler, num_workers: int):
         self._dataset, self._sampler, self._num_workers = dataset, sampler, num_workers
@@ -195,8 +194,7 @@ class _Worker:
 
 
 def _work(pipe, make: Callable, inherited: list, main_process: int) -> None:
-    """Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM every one of the job. The main process
-    decides; a worker ends when the main process closes the pipe, or with it."""
+    """Ctrl-C and a scheduler's SIGTERM reach every process: a worker ends by its pipe, or with the main process."""
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent(main_process)

@@ -169,8 +169,7 @@ class Copy:
 
 @contextmanager
 def making_copy(path: Path, content: tuple[int, int], kind: str) -> Iterator[Callable[[bytes], None]]:
-    """What writes the copy of a file, block by block, and which is there when all went well. Raises OutputError, and
-    PartError for a file whose copy would be larger than all copies may be."""
+    """What writes the copy of a file, block by block. Raises OutputError, and PartError for what is too large."""
     place, limit = _place(path, content, kind), _limit_bytes()
     make_output_dir(place.parent)
 

@@ -36,8 +36,7 @@ csv.field_size_limit(MAX_ROW_BYTES)
 
 
 class CsvTable(IndexedRows):
-    """The records of a CSV file: the first column of IMAGE_COLUMNS that is there names the picture, the first of
-    CAPTION_COLUMNS is the caption."""
+    """The records of a CSV file, by the first columns of IMAGE_COLUMNS and CAPTION_COLUMNS that are there."""
 
     spec = IndexSpec((CSV_RECORDS,))
 
@@ -142,9 +141,8 @@ def leads_out(table: Path, name: str) -> bool:
 def make_row(
     values: Mapping, table: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS, has_control: bool = False
 ) -> Row:
-    """The row of a line of a table, its values by column; `names` of the picture as `find_image` takes them. Raises
-    RowError "no_image", "outside", "no_control" where `has_control` asks for a second image, "no_caption",
-    "empty_caption", "unreadable"."""
+    """The row of a line of a table, its values by column; `names` as `find_image` takes them. Raises RowError
+    "no_image", "outside", "no_control" for `has_control`, "no_caption", "empty_caption", "unreadable"."""
     image = find_image(values, names)
     if image is None:
         raise RowError("no_image", f"{where} names no picture ({', '.join(names)})")

@@ -49,8 +49,7 @@ def split_name(name: str, has_control: bool = False) -> tuple[str, str]:
 
 
 def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
-    """(name, whether it is a folder) of what a folder holds. Hidden ones do not count, and folders that are links are
-    not followed, which the log says. Raises OSError."""
+    """(name, whether a folder) of what a folder holds; neither hidden ones nor links to folders. Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == ".":
@@ -62,8 +61,7 @@ def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def picture_folders(root: Path, besides: Collection[str] = ()) -> list[Path]:
-    """A folder and those below it, at all levels, that hold pictures themselves. besides: absolute paths of those that
-    are left out with what is below them. Raises OSError."""
+    """A folder and those below it that hold pictures; not what is below `besides`, absolute paths. Raises OSError."""
     found, waiting = [], [root]
     while waiting:
         folder, inner, has_pictures = waiting.pop(), [], False
@@ -93,9 +91,8 @@ def find_caption(picture: Path) -> Path | None:
 
 
 class FolderNames:
-    """A sequence of the samples of a folder: each the names of its files, sorted; samples sorted by base name. Files
-    with `sample_files.SUFFIXES` count, in either case. Hidden files and folders do not, and a `.json` by itself is not
-    a sample. `has_images`: whether any name is that of an image. Raises OSError."""
+    """The samples of a folder, sorted by base name: each the sorted names of its files of `SUFFIXES`, not hidden. A
+    `.json` by itself is not a sample. `has_images`: whether any name is that of an image. Raises OSError."""
 
     def __init__(self, folder: Path, has_control: bool = False):
         split = partial(split_name, has_control=has_control)
@@ -189,8 +186,7 @@ def _writing(listing: Path):
 
 
 def list_samples(folder: Path, has_control: bool = False) -> FolderNames:
-    """The names of the files of each sample, from memory where the folder has not changed since. Raises PartError for a
-    folder that is missing or without images."""
+    """The names of each sample, from memory while the folder does not change. Raises PartError without images."""
     try:
         changed = os.stat(folder).st_mtime_ns
         is_settled = time.time() - changed / 1e9 >= _SETTLED_SECONDS

@@ -50,8 +50,7 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 @dataclass(frozen=True)
 class Index:
     """Row i is bytes [offsets[i], offsets[i] + lengths[i]) of the part. `kind`: what those bytes are (docs/data.md).
-    `widths`, `heights`: pixels as shown (after EXIF rotation), 0 where unknown, 65535 where more. Arrays of shape
-    [rows]."""
+    `widths`, `heights`: pixels as shown (after EXIF rotation), 0 where unknown, 65535 where more."""
 
     kind: int
     part_bytes: int
@@ -154,8 +153,7 @@ def _check_header(
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """One way to read a file. `kinds`: of indexes that serve it. The suffixes keep apart what differs between ways;
-    only where there is a `copy_suffix` the rows lie in a list of their own."""
+    """One way to read a file. `kinds`: of indexes that serve it. With a `copy_suffix` the rows lie in a list apart."""
 
     kinds: tuple[int, ...]
     index_suffix: str = ".idx"
@@ -190,9 +188,8 @@ def _cache_key(path: Path) -> str:
 
 def find_stored(path: Path, spec: IndexSpec, only_header: bool = False, older: bool = False):
     """(file that holds the rows, its index as `read_index` gives it) where a fitting index exists, else None. older: of
-    those that are older than their file, one that its checksum confirms, which is stored anew, so that this is done
-    once. Copied files have times in any order; a file that was replaced has another checksum. Raises PartError for a
-    file that is missing or empty."""
+    those older than their file, one that its checksum confirms, which is stored anew. Copied files have times in any
+    order; a file that was replaced has another checksum. Raises PartError for a file that is missing or empty."""
     for file, index, file_bytes, is_older in _candidates(path, spec):
         if is_older != older or (found := read_index(index, file_bytes, spec.kinds, only_header)) is None:
             continue
@@ -206,8 +203,8 @@ def find_stored(path: Path, spec: IndexSpec, only_header: bool = False, older: b
 
 
 def open_index(path: Path, spec: IndexSpec, build: Callable):
-    """(file that holds the rows, its index): found, confirmed, or built by one process while others wait for it. build:
-    makes both, and stores the index. Raises PartError, and what `build` raises."""
+    """(file that holds the rows, its index): found, confirmed, or built by one process while others wait. build: makes
+    and stores both. Raises PartError."""
     if found := find_stored(path, spec):
         return found
     target = spec.index_path(path)  # which is built where nobody holds it
@@ -280,8 +277,7 @@ def _candidates(path: Path, spec: IndexSpec) -> Iterator[tuple[Path, Path, int, 
 
 @contextmanager
 def build_lock(target: Path):
-    """Hold the right to build `target`, after waiting for whoever holds it. Without effect where no file can be made
-    and locked there."""
+    """Wait for the right to build `target`, and hold it. Without effect where no file can be made and locked there."""
     lock = target.with_name(target.name + ".lock")
     number = _acquire(lock)
     try:

@@ -63,8 +63,7 @@ def is_packed(path: Path) -> bool:
 
 @contextmanager
 def open_stream(path: Path) -> Iterator:
-    """A shard's bytes by `read(size)`, from the first on, unpacked on the way. Raises PartError, also in the block,
-    where it is damaged."""
+    """A shard's bytes by `read(size)`, unpacked on the way. Raises PartError, also in the block."""
     if not is_packed(path):
         with open(path, "rb") as file:
             yield file
@@ -95,8 +94,7 @@ def _unpack_snappy(path: Path):
 
 
 def open_samples(path: Path) -> BinaryIO:
-    """A shard, or its unpacked copy, to be read at random: a binary file that is not buffered. Raises PartError,
-    OutputError."""
+    """A shard, or its unpacked copy, as a binary file that is not buffered. Raises PartError, OutputError."""
     return _copy_of(path, measure_file(path)).open() if is_packed(path) else open(path, "rb", buffering=0)
 
 
@@ -150,8 +148,7 @@ class MdsLayout:
         return {int(side): name for side, name in sides.items() if side.isdecimal()}
 
     def places(self, read: Callable[[int], bytes], length: int, where: str) -> dict[str, slice]:
-        """Where each column is in a sample of so many bytes, the first n of which `read` gives. Raises RowError
-        "damaged"."""
+        """Where each column is in a sample, of which `read` gives the first n bytes. Raises RowError "damaged"."""
         num_sizes = sum(column.size is None for column in self.columns)
         sizes, found, offset = np.frombuffer(read(4 * num_sizes), "<u1"), {}, 4 * num_sizes
         if len(sizes) == 4 * num_sizes:
@@ -170,8 +167,7 @@ class MdsLayout:
         return {name: data[place] for name, place in places.items()}
 
     def decode(self, data: bytes, where: str) -> Row:
-        """The row of a sample's bytes, its image empty in a shard of latents. Raises RowError "damaged", "no_image",
-        "no_control", "empty_caption", "encoding"."""
+        """The row of a sample. Raises RowError "damaged", "no_image", "no_control", "empty_caption", "encoding"."""
         values = self.split(data, where)
         for column, reason in ((self.image, "no_image"), (self.control, "no_control")):
             if column and not values[column]:
@@ -221,9 +217,7 @@ class MdsLayout:
 
 
 class MdsShard(IndexedRows):
-    """The samples of a shard: the first of parquet's image columns that is there, and of its caption columns.
-    `latents`: as of `MdsLayout`. `has_caption_latents`: whether rows have a text encoder's hidden states of their
-    caption, as micro_diffusion writes them."""
+    """The samples of a shard. `has_caption_latents`: whether rows have a text encoder's hidden states of captions."""
 
     spec = IndexSpec((MDS_SAMPLES,))
 
@@ -239,8 +233,7 @@ class MdsShard(IndexedRows):
         return self._layout.decode_texts(self._read_columns(row, self._layout.named(*_TEXTS), where), where)
 
     def read_latents(self, row: int, resolution: int, shape: tuple[int, ...]) -> np.ndarray:
-        """The scaled latents of a row, float16 of `shape`. Raises RowError "damaged", "latents", and PartError where
-        the shard has none of that resolution."""
+        """The scaled latents of a row, float16 of `shape`. Raises RowError "damaged", "latents", PartError."""
         column = self.latents.get(resolution)
         if column is None:
             made = ", ".join(map(str, sorted(self.latents))) or "none"
@@ -248,8 +241,7 @@ class MdsShard(IndexedRows):
         return self._read_float16(row, column, shape)
 
     def read_caption_latents(self, row: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Hidden states of a row's caption, float16 of `shape`, [tokens, width]. Raises RowError "damaged", "latents",
-        "not_finite"."""
+        """A caption's hidden states, float16 [tokens, width]. Raises RowError "damaged", "latents", "not_finite"."""
         found = self._read_float16(row, _CAPTION_LATENTS, shape)
         if not np.isfinite(found).all():
             raise RowError("not_finite", f"{self._where(row)}: {_CAPTION_LATENTS} is not finite")
@@ -264,14 +256,12 @@ class MdsShard(IndexedRows):
         return np.frombuffer(data, "<f2").reshape(shape)
 
     def read_preview(self, row: int) -> np.ndarray | None:
-        """The latents of a row at the lowest resolution, float32 [C, h, w], of a VAE that scales down by 8; None where
-        they are not of such. Raises RowError."""
+        """A row's smallest latents, float32 [C, h, w], of a VAE that scales down by 8, else None. Raises RowError."""
         side, data = min(self.latents), self.check_latents(row)[self.latents[min(self.latents)]]
         return None if len(data) % (side // 8) ** 2 else data.reshape(-1, side // 8, side // 8).astype(np.float32)
 
     def check_latents(self, row: int) -> dict[str, np.ndarray]:
-        """All latents of a row by their columns, float16 in one dimension. Raises RowError "damaged", "latents" where
-        there are none, "not_finite"."""
+        """All latents of a row by column, float16 [n]. Raises RowError "damaged", "latents", "not_finite"."""
         where, found = self._where(row), {}
         for name, data in self._read_columns(row, [*self.latents.values()], where).items():
             if not data or len(data) % 2:
@@ -330,8 +320,7 @@ def _decode(encoding: str, data: bytes, where: str):
 
 
 def _check_stated(path: Path) -> None:
-    """Compare a shard with what `index.json` says of it, as far as it does: its bytes, and those of its hashes that
-    Python knows. Raises PartError, OSError."""
+    """Compare a shard with the bytes and hashes that `index.json` says of it. Raises PartError, OSError."""
     index, num_bytes = path.with_name(_STATED), path.stat().st_size
     stated = _read_stated(index, index.stat().st_mtime_ns).get(path.name, {}) if index.exists() else {}
     if num_bytes != stated.get("bytes", num_bytes):

@@ -34,8 +34,7 @@ T = TypeVar("T")
 
 
 def open_part(path, source: Source) -> "Rows":
-    """What a line of the filelist `source` names, in the format it says; indexed first where that was not done. Raises
-    PartError, ConfigError, OutputError."""
+    """What a line of a filelist names; indexed first if need be. Raises PartError, ConfigError, OutputError."""
     if _is_only_cached(Path(path), source):
         from ..cached.file import CachedRows
 
@@ -68,8 +67,7 @@ def _summary_of(rows: Rows) -> IndexSummary:
 
 
 def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list[IndexSummary]:
-    """What each file holds, read as `source` says, after indexing those that have no index yet, in several processes.
-    Raises as `open_part`."""
+    """What each file holds; those without an index are indexed in several processes. Raises as `open_part`."""
     paths, source = [Path(path) for path in paths], source.without_parts()
     found = map_in_threads(partial(find_summary, source=source), paths, "counting rows")
     summaries = {path: summary for path, summary in zip(paths, found, strict=True) if summary is not None}

@@ -76,8 +76,7 @@ def _read_lines(path: Path, has_control: bool) -> Iterator[bytes]:
 
 @contextmanager
 def open_table(path: Path, has_control: bool = False) -> Iterator[tuple]:
-    """(pyarrow ParquetFile, name of the image column, of the caption column, of that of second images or None). Raises
-    PartError, also in the block."""
+    """(pyarrow ParquetFile; columns of image, caption, second image or None). Raises PartError, also in the block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -133,8 +132,7 @@ def _make_line(record: dict | None, *columns: str | None) -> tuple[bytes, bytes 
 def split_record(
     record: dict, image_column: str, caption_column: str, control_column: str | None
 ) -> tuple[str, bytes | None, bytes | None, dict]:
-    """(caption, "" where there is no text; encoded image and second image, None where there are no bytes; metadata) of
-    a row."""
+    """(caption, "" if there is no text; encoded image and second image, None without bytes; metadata) of a row."""
     caption, columns = record[caption_column], (image_column, caption_column, control_column)
     caption = " ".join(caption.split()) if isinstance(caption, str) else ""
     images = [record.get(name) for name in (image_column, control_column)]

@@ -46,8 +46,7 @@ Line = tuple[int, int, bytes]
 
 
 def write_part(path, rows: Iterable[Row]) -> Index:
-    """Write rows as a part, then its index and its columns (`select.columns`). The same rows give the same bytes.
-    Raises PartError where there are no rows, OutputError."""
+    """Write rows as a part with index and columns; the same rows give the same bytes. Raises PartError, OutputError."""
     return write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
 
 
@@ -62,8 +61,7 @@ def described_by(part) -> list[Path]:
 
 
 def drop_indexes(part) -> None:
-    """Remove what describes a part under any layout, beside it and in the cache folder, for a part that is replaced or
-    removed: columns and copies hold what stood in it."""
+    """Remove what describes a part under any layout, beside it and in the cache folder: it holds what stood in it."""
     drop_copies(Path(part))
     for spec in (_POINTS, *(spec.of_layout(name) for name in LAYOUTS for spec in (Part.spec, COLUMNS))):
         for path in (spec.index_path(Path(part)), spec.cached_index_path(Path(part))):
@@ -151,8 +149,7 @@ def _read_text(path: Path) -> Iterator[bytes]:
 
 
 def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member, then the columns and the index. Raises PartError
-    without lines, OutputError."""
+    """Write (line, image size) pairs as members, columns and index. Raises PartError without lines, OutputError."""
     from ..select.columns import ColumnsWriter, columns_key
 
     table, offset, crc32 = [], 0, 0
@@ -216,8 +213,7 @@ def row_size(row: Row) -> tuple[int, int]:
 def measure_lines(
     lines_of: Callable[..., Iterator[Line]], path: Path, layout: Layout, bar
 ) -> Iterator[tuple[Line, tuple[int, int]]]:
-    """The rows of a file with their image sizes. bar: of progress, over the file's bytes. Raises PartError where none
-    of the first rows can be read: then the file is something else."""
+    """The rows of a file with their image sizes. Raises PartError where none of the first can be read."""
     rows, readable, first_error = 0, 0, None
     with open(path, "rb") as file:
         for line in lines_of(file, path):
@@ -270,8 +266,7 @@ def packed_lines(write: Callable[[bytes], None], file, path: Path) -> Iterator[L
 
 
 def gzip_lines(file, path: Path) -> Iterator[bytes]:
-    """The lines of a file of gzip, each with its newline; the last may have none. Raises PartError where the file is
-    damaged, after the lines before."""
+    """The lines of a gzip file, each with its newline but perhaps the last. Raises PartError after the sound ones."""
     try:
         with gzip.open(file) as text:
             while line := text.readline(MAX_ROW_BYTES + 1):

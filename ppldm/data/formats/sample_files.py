@@ -69,8 +69,7 @@ def decode_caption(data: bytes, where: str) -> str:
 
 
 def decode_meta(data: bytes, where: str) -> dict:
-    """The object of a JSON file. NaN and infinities, which JSON does not have and many writers emit, become null.
-    Raises RowError "encoding", "metadata"."""
+    """The object of a JSON file; NaN and infinities become null. Raises RowError "encoding", "metadata"."""
     try:
         meta = json.loads(
             decode_text(data, where, "utf-8-sig"), parse_constant=lambda _: None, parse_float=_finite_or_none

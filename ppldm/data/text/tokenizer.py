@@ -137,8 +137,7 @@ class WordTokenizer:
         return rows
 
     def measure(self, caption: str, room: int) -> tuple[int, str]:
-        """(its tokens, without the first and the last; the text, as it is read, behind as many as there is room
-        for)."""
+        """(its tokens, without the first and the last; the text behind as many as there is room for)."""
         (caption,) = self.read([caption])
         encoding = self.whole.encode(caption, add_special_tokens=False)
         return len(encoding.ids), caption[encoding.offsets[room][0] :] if len(encoding.ids) > room else ""
@@ -332,8 +331,7 @@ def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, b
 
 
 class ClipTokenizer(WordTokenizer):
-    """Of a folder, and tokens `added` behind those of it. Captions start with START and end with END. All words are
-    made of pieces, of single bytes if need be, so that none is unknown."""
+    """Of a folder, and tokens `added` behind those of it. Words are made of pieces, if need be of single bytes."""
 
     def __init__(self, folder, max_length: int, added: Sequence[str] = ()):
         self.folder, self.mends = Path(folder), mends_text(Path(folder))

@@ -33,8 +33,7 @@ def _english() -> list[str]:
 
 
 def _chinese() -> list[str]:
-    """The 3,755 most used characters of simplified Chinese (GB/T 2312, rows 16 to 55) and punctuation. Each Chinese
-    character is a word of its own."""
+    """The 3,755 most used characters of simplified Chinese (GB/T 2312, rows 16 to 55), a word each, and punctuation."""
     codes = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
     return list("，。！？、；：（）《》“”‘’…—·" + codes.decode("gb2312", errors="ignore"))
 
