@@ -1,14 +1,11 @@
 """`ppldm precompute`: latents of all rows of filelists, and embeddings of their captions, computed once, for training
 with `--latents cached` and `--text_embeddings cached`.
 
-Beside each part, or in `--latents-dir`, a file for each resolution and one of embeddings (`data.cached`). The command
-says before how many bytes and hours it will take, and refuses what does not fit the disk. Several processes share the
-parts out, or the executors of Spark, a task for each part, in Python workers that load what encodes once; parts,
-networks and latents then lie at the same paths on all machines. Only the last bits of a result depend on who makes it,
-by the number of threads: `spark.task.cpus`.
-
-A file is made under a temporary name and gets its own once all wanted rows are there. In one that has its name already,
-what is missing is filled in: rows that another `--where` selects or that training did not come to, and what is damaged.
+Beside each part, or in `--latents-dir`, lie a file for each resolution and one of embeddings (`data.cached`), made
+under a temporary name until all wanted rows are there. In a finished one what is missing is filled in: rows that
+another `--where` selects or that training did not come to, and what is damaged. Several processes share the parts out,
+or the executors of Spark, a task for each part; parts, networks and latents then lie at the same paths on all machines.
+Only the last bits of a result depend on who makes it, by the number of threads: `spark.task.cpus`.
 """
 
 import os

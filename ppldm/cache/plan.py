@@ -1,6 +1,5 @@
-"""What `ppldm precompute` is asked for, latents of pictures or embeddings of captions: which files of which parts that
-are, how large, and what is left to do. A request, opened with a part, gives what the part's files are made of.
-"""
+"""What `ppldm precompute` is asked for, latents of pictures or embeddings of captions: which files of which parts, how
+large, and what is left to do. A request, opened with a part, gives what the part's files are made of."""
 
 import time
 from collections import defaultdict, deque

@@ -6,18 +6,17 @@ holds (`parts_of_folder`).
 
 Blank lines and lines that start with # are skipped. `~` and environment variables are expanded, then `*`, `?`, `[...]`
 and `**` to the names that are there, sorted, without indexes; a path that is there as it is written is taken so. A
-relative path is taken from the folder of the file that names it, or else, where nothing is there, from the working
-directory. In `format=folder` a line names a folder with all below it that hold pictures and have no line of their own.
-A line may be the address of a store (`utils.store`): its part has a path like others, and comes here when it is opened.
+relative path is taken from the folder of the file that names it, else from the working directory. In `format=folder` a
+line names a folder with all below it that hold pictures and have no line of their own. A line may be the address of a
+store (`utils.store`): its part has a path like others, and comes here when it is opened.
 
-Weights count only where every line has one. Options: `layout=`, the column order of part files, or `control` of any
-format (`formats.layouts`); `format=`, of FORMATS; `latents=`, of LATENTS; `idx_to_prompt=` (or `class_mapping=`), for
-WebDataset shards of classes: a JSON file {class number: caption}. Layout and latents are the caller's where a line does
-not say them.
+Weights count only where every line has one. Options: `layout=`, of `formats.layouts`; `format=`, of FORMATS;
+`latents=`, of LATENTS; `idx_to_prompt=` (or `class_mapping=`), for WebDataset shards of classes: a JSON file {class
+number: caption}. Layout and latents are the caller's where a line does not say them.
 
 A `Fingerprint` says what the rows of a run are: the contents of its parts in their order, and the options by which they
-are read. A part is known by its rows, its bytes and their CRC-32, as its index states them, and not by its name, so
-that files may be moved. Of folders of pictures and CSV tables the names of pictures are known, and not their bytes.
+are read. A part is known by its rows, its bytes and their CRC-32, not by its name, so that files may be moved. Of
+folders of pictures and CSV tables the names of pictures are known, and not their bytes.
 """
 
 import glob

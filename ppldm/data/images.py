@@ -1,12 +1,10 @@
 """From an encoded image to the pixels of a sample, with every random number handed in: the one place that decodes
 pictures, whichever door they enter by.
 
-A JPEG file may go over its pixels any number of times. Each scan of a few bytes costs a pass over all of them, so that
-2 MB can take minutes to decode. Encoders write about ten scans; libjpeg-turbo advises readers to stop at 500.
-
-Crops are drawn anew for every sample; or, with `num_crops`, each row has that many places, and a sample draws one of
-them. The places of a row are a function of its number in its part alone, so that what is made of each of them once
-(cached latents) serves every epoch, seed and order.
+A JPEG file may go over its pixels any number of times, so that 2 MB can take minutes to decode. Encoders write about
+ten scans; libjpeg-turbo advises readers to stop at 500. Crops are drawn anew for every sample; or, with `num_crops`,
+each row has that many places, a function of its number in its part alone, of which a sample draws one: what is made of
+each of them once (cached latents) serves every epoch, seed and order.
 """
 
 import io

@@ -1,8 +1,6 @@
-"""What a file of cached latents, or of embeddings of captions, was made of.
-
-Arrays of one key are the same numbers wherever they are made; those of another key are never used. A file has the first
-digits of its key's digest in its name, the key in its header, so that a mismatch is said in words.
-"""
+"""What a file of cached latents, or of embeddings, was made of. Arrays of one key are the same numbers wherever they
+are made; those of another are never used. A file has the first digits of its key's digest in its name, the key in its
+header, so that a mismatch is said in words."""
 
 import json
 from dataclasses import asdict, dataclass, replace

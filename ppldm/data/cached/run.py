@@ -1,9 +1,7 @@
-"""The moments and the embeddings of a run's rows, from the cached files of their parts.
+"""The moments and the embeddings of a run's rows, from the cached files of their parts, or from shards of MDS.
 
-A part of a list with `latents=cached` has all of its rows in a file of cached latents, or, a shard of MDS, in itself.
 With `latents=ondemand` a row that is missing is read as a picture, encoded in the step that first sees it, and kept,
 rounded as it is kept: all later epochs see the same numbers, and `ppldm precompute` could have made the file.
-
 Embeddings are those of the texts that may be drawn of a row, in the order of `CaptionRule.texts`, as many as the row's
 code says; a row behind the last of the part is the empty caption. Their files hold neither texts nor sizes.
 """

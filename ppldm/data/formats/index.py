@@ -1,14 +1,12 @@
 """The index of a file of rows: where each row is and how large its image, and where the index itself lies.
 
 Little endian: a header (`_HEADER`), then for n rows offset u64[n], length u32[n], width u16[n], height u16[n]. An index
-names the byte size of its part and carries checksums of its own two pieces: one that does not fit is never used.
+names the byte size of its part and carries checksums of its own two pieces: one that does not fit is never used. It
+lies beside its file, `<file>.idx`, or in the cache folder where that folder cannot be written. The rows of a folder are
+lines of a list of its names in the cache folder, another one for each time of change of the folder.
 
-It lies beside its file, `<file>.idx`, or in the cache folder where that folder cannot be written. The rows of a folder
-are lines of a list of its names in the cache folder, another one for each time of change of the folder.
-
-One process builds an index, and those that want the same one wait for it: its owner holds a lock on `<index>.lock`,
-which ends with the process. The lock only spares work: an index is the same whoever makes it and appears by one rename,
-so that two owners do no harm, as where a file system has no locks.
+One process builds an index, and those that want the same one wait for it: its owner locks `<index>.lock`. The lock only
+spares work: an index is the same whoever makes it and appears by one rename, so that two owners do no harm.
 """
 
 import errno

@@ -1,10 +1,7 @@
 """What a list of data may name: formats, and layouts, the column orders of published part files. A layout is named, by
-a list's `layout=` option or by `--layout`; it is never guessed from a path.
-
-`layout=control` says of any format that its rows have a second image, the control image: of parts their fourth column,
-of tables the first of CONTROL_COLUMNS that is there, of files that are one sample `0000.control.png` beside
-`0000.jpg`. A row without one cannot be used.
-"""
+a list's `layout=` option or by `--layout`; it is never guessed from a path. `layout=control` says of any format that
+its rows have a second image, the control image: of parts their fourth column, of tables the first of CONTROL_COLUMNS
+that is there, of files that are one sample `0000.control.png` beside `0000.jpg`. A row without one cannot be used."""
 
 import re
 from dataclasses import dataclass

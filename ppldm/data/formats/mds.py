@@ -2,8 +2,8 @@
 
 A shard is, little endian: the number of samples u32; where each begins, and the last ends, u32[n + 1]; a JSON object
 that names the columns with their encodings and sizes; the samples. A sample is the sizes u32 of its columns of no fixed
-size, then the columns, one after the other. Where `index.json` is there, its sizes and hashes must be those of the
-shards. A compressed shard, `shard.00000.mds.zstd`, is read from a copy without its compression (`formats.base`).
+size, then the columns. Where `index.json` is there, its sizes and hashes must be those of the shards. A compressed
+shard, `shard.00000.mds.zstd`, is read from a copy without its compression (`formats.base`).
 
 A shard of pictures has an encoded image, a caption, and metadata. A shard of latents, as micro_diffusion writes them,
 has `latents_256` and so on in place of the image: float16 [C, h, w], one sample of the VAE's posterior, times the

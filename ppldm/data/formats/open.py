@@ -1,9 +1,7 @@
 """Every format that a filelist can name, behind one interface: the rows of a file, numbered from 0.
 
-As many parts are kept open as the order of rows reads from at a time, within the limit on open files. It draws from one
-window of runs of consecutive rows at a time, with weights from one window of every list, with rows of several shapes
-from one of every bucket. A cache of fewer parts would open them again and again.
-"""
+As many parts are kept open as the order of rows reads from at a time, within the limit on open files: one window of
+runs of consecutive rows, with weights of every list, with rows of several shapes of every bucket."""
 
 import random
 import resource

@@ -1,9 +1,7 @@
 """`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
 
 Row groups have no way into their middle, so the rows are read from a copy of the file (`formats.base`): a line each, as
-a part has it. A row without image or caption stays a row, whose line has too few columns. In `layout=control` the first
-of CONTROL_COLUMNS that is there holds the second image, as the first column does.
-"""
+a part has it. A row without image or caption stays a row, whose line has too few columns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

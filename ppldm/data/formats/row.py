@@ -239,7 +239,7 @@ class BadRows:
     limit: int = 100
 
     def load(self, load: Callable[[int], T], candidates: Iterable[int]) -> tuple[T, int, list[str]]:
-        """(`load` of the first good candidate, that candidate, the reasons of the bad ones before). Raises DataError."""
+        """(`load` of the first good candidate, that one, the reasons of the bad ones before). Raises DataError."""
         errors: list[RowError] = []
         for candidate in islice(candidates, self.limit):
             try:

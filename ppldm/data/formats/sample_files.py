@@ -72,18 +72,15 @@ def decode_meta(data: bytes, where: str) -> dict:
     """The object of a JSON file; NaN and infinities become null. Raises RowError "encoding", "metadata"."""
     try:
         meta = json.loads(
-            decode_text(data, where, "utf-8-sig"), parse_constant=lambda _: None, parse_float=_finite_or_none
+            decode_text(data, where, "utf-8-sig"),
+            parse_constant=lambda _: None,
+            parse_float=lambda text: number if math.isfinite(number := float(text)) else None,
         )
     except (ValueError, RecursionError) as error:
         raise RowError("metadata", f"{where} is not JSON ({error})") from error
     if not isinstance(meta, dict):
         raise RowError("metadata", f"{where} holds a JSON {type(meta).__name__}, not an object")
     return meta
-
-
-def _finite_or_none(text: str) -> float | None:
-    value = float(text)
-    return value if math.isfinite(value) else None
 
 
 def image_places(own: Sequence[str], known: tuple[str, ...] = IMAGE_SUFFIXES) -> list[int]:

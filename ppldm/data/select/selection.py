@@ -2,9 +2,7 @@
 
 The rows of all sources are numbered through; a `Selection` is a sequence of some of these numbers, in ascending order:
 a bit a row, nothing for a part of which every row is used, with buckets (`ppldm.data.shapes`) a byte more. It is a
-function of the parts, the condition and the shapes alone. Conditions are answered by the indexes and the columns beside
-them (`select.columns`), without reading a row.
-"""
+function of the parts, the condition and the shapes alone."""
 
 import random
 from collections import Counter

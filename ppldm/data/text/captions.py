@@ -3,10 +3,8 @@
 In this order: dropped or not; which of the row's texts; one choice of each wildcard; its tags dropped and shuffled;
 cleaned. Each has random numbers of its own, so that switching one on changes nothing that the others draw.
 
-Tags ("1girl, red hair, smile") are shuffled and dropped as by kohya's sd-scripts: a caption is cut at the separator;
-the head, and with a separator of its own the tail, stays in its place; of the tags between each is dropped with the
-same probability, and what is left is shuffled.
-
+Tags ("1girl, red hair, smile") are shuffled and dropped as by kohya's sd-scripts: of the tags between the head and,
+with a separator of its own, the tail, each is dropped with the same probability, and what is left is shuffled.
 Captions from web pages are cleaned as those of CC12M are before training: lower case, without what no picture shows
 (`_STEPS`). All of it is done twice, for what goes may uncover more.
 
@@ -296,11 +294,6 @@ class Coverage:
         covered = zip(lengths, accumulate(self.lengths[length] for length in lengths), strict=True)
         return next((length for length, count in covered if count >= share * self.captions), 0)
 
-    @property
-    def shown_lost(self) -> str:
-        """The beginning of what is cut from a caption."""
-        return f"{self.lost[:_SHOWN]!r}{'…' * (len(self.lost) > _SHOWN)}"
-
     def describe(self, max_length: int) -> str:
         """A sentence for the log."""
         words = f"{self.unknown_share:.1%} of their words are unknown"
@@ -309,7 +302,7 @@ class Coverage:
         if self.empty:
             words = f"{self.empty / self.captions:.1%} are empty, {words}"
         lengths = f"the median has {self.length_at(0.5)}, the longest {self.length_at(1)}"
-        example = f"; one loses {self.shown_lost}" if self.lost else ""
+        example = f"; one loses {self.lost[:_SHOWN]!r}{'…' * (len(self.lost) > _SHOWN)}" if self.lost else ""
         return f"{words}, {self.cut_share(max_length):.1%} are cut at {max_length} tokens ({lengths}{example})"
 
 

@@ -1,8 +1,7 @@
 """Captions to token ids, by tokenizers in Rust, which see each word once.
 
-Nothing that a tokenizer of ours does reaches across a space: text is normalised character by character, and cut at
-spaces before any token is looked for. So a caption's ids are those of its parts between spaces, one after the other,
-and the parts of captions repeat. A caption in a script without spaces is one part, which is seldom kept.
+Nothing that a tokenizer of ours does reaches across a space: a caption's ids are those of its parts between spaces, one
+after the other, and the parts of captions repeat. A caption in a script without spaces is one part, seldom kept.
 
 BERT's WordPiece is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased; with it
 may come `words.txt`, all words of the captions that are trained on. Its ids are those of PaddleNLP's BertTokenizer for

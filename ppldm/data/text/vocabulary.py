@@ -1,9 +1,6 @@
 """A WordPiece vocabulary of a given size, learned from how often words come (Schuster and Nakajima 2012; pieces are
-found as in byte-pair encoding, Sennrich et al. 2016, arXiv:1508.07909, by Hugging Face's `tokenizers`).
-
-It holds the special tokens, then single characters, then the most useful pieces and words. The same counts give the
-same vocabulary, to the token, whatever order they were counted in.
-"""
+found as in byte-pair encoding, Sennrich et al. 2016, arXiv:1508.07909, by Hugging Face's `tokenizers`): special tokens,
+single characters, then the most useful pieces and words; the same for the same counts, to the token."""
 
 import re
 from collections import Counter
