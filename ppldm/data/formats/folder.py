@@ -2,18 +2,17 @@
 img2dataset calls it `files`. Each folder that holds pictures is a part.
 
 The list of names is kept in the cache folder, one for each time of change of the folder, with an index; contents are
-read from the folder. A million names take some 20 MB: they are kept as bytes, and sorted `_RUN` at a time.
+read from the folder. A million names take some 20 MB, as bytes.
 """
 
-import heapq
 import json
 import os
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from unicodedata import normalize
 
@@ -33,7 +32,6 @@ from .sample_files import (
     image_places,
 )
 
-_RUN, _BLOCK = 100_000, 1000
 # A folder that changed so short a time ago may change again within one tick of its time of change.
 _SETTLED_SECONDS = 2.0
 
@@ -99,15 +97,14 @@ class FolderNames:
         self.has_images = False
         self._names, self._starts = bytearray(), array("q")
         with os.scandir(folder) as entries:
-            names = (
+            names = sorted(
                 entry.name
                 for entry in entries
                 if entry.name[0] != "." and split_name(entry.name)[1] in SUFFIXES and not entry.is_dir()
             )
-            runs = list(_sorted_runs(names, split))
-        ordered = heapq.merge(*(_read_run(run, split) for run in runs))
-        for _, group in groupby(ordered, key=lambda pair: pair[0]):
-            own = [name for _, name in group]
+        names.sort(key=lambda name: split(name)[0])
+        for _, group in groupby(names, key=lambda name: split(name)[0]):
+            own = [*group]
             kinds = {split(name)[1] for name in own}
             self.has_images |= not kinds.isdisjoint(PICTURE_SUFFIXES)
             if kinds != {"json"}:
@@ -122,23 +119,6 @@ class FolderNames:
         if not 0 <= number < len(self):
             raise IndexError(f"there are {len(self)} samples, no number {number}")
         return os.fsdecode(bytes(self._names[self._starts[number] : self._starts[number + 1]])).split("\0")
-
-
-def _sorted_runs(names: Iterator[str], split: Callable) -> Iterator[list[bytes]]:
-    """Runs of sorted names as blocks of bytes."""
-    while run := [(split(name)[0], name) for name in islice(names, _RUN)]:
-        run.sort()
-        yield [
-            os.fsencode("\0".join(name for _, name in run[start : start + _BLOCK]))
-            for start in range(0, len(run), _BLOCK)
-        ]
-
-
-def _read_run(run: list[bytes], split: Callable) -> Iterator[tuple[str, str]]:
-    """(base name, name) of a sorted run."""
-    for block in run:
-        for name in os.fsdecode(block).split("\0"):
-            yield split(name)[0], name
 
 
 class ImageFolder(IndexedRows):

@@ -44,10 +44,7 @@ def test_names_are_split_as_pathlib_does(name):
     assert split_name(name) == (Path(name).stem, Path(name).suffix[1:].lower())
 
 
-@pytest.mark.parametrize("run, block", [(1, 1), (3, 2), (100, 10)])
-def test_samples_are_those_of_a_dict_whatever_the_length_of_the_runs(folder, monkeypatch, run, block):
-    monkeypatch.setattr(folder_names, "_RUN", run)
-    monkeypatch.setattr(folder_names, "_BLOCK", block)
+def test_samples_are_those_of_a_dict(folder):
     names = FolderNames(folder)
     assert list(names) == by_a_dict(NAMES) and len(names) == len(by_a_dict(NAMES)) and names.has_images
     for outside in (-1, len(names)):
