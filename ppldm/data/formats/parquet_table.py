@@ -14,10 +14,10 @@ from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ..images import image_size
 from .base import Copy, LineRows, find_column, indexing, is_plain, making_copy, store_rows
+from .folder import CAPTION_KEYS
 from .index import PARQUET_LINES, Index, IndexSpec
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, LAYOUTS
 from .row import Row, decode_row, encode_text_columns
-from .sample_files import CAPTION_KEYS
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_bytes")
 CAPTION_COLUMNS = CAPTION_KEYS

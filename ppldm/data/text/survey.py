@@ -20,9 +20,18 @@ from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ..formats.base import read_image_size
 from ..formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS, find_image, read_records
-from ..formats.folder import entries_of, find_caption, list_pictures, split_name
+from ..formats.folder import (
+    CAPTION_KEYS,
+    IMAGE_SUFFIXES,
+    PICTURE_SUFFIXES,
+    decode_caption,
+    decode_meta,
+    entries_of,
+    find_caption,
+    list_pictures,
+    split_name,
+)
 from ..formats.row import find_name
-from ..formats.sample_files import CAPTION_KEYS, IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption, decode_meta
 
 WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
 _MEASURED = 400  # pictures whose sizes are looked at, evenly spread

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ppldm.data.formats import folder as folder_names
-from ppldm.data.formats.folder import FolderNames, list_samples, split_name
-from ppldm.data.formats.sample_files import SUFFIXES
+from ppldm.data.formats.folder import SUFFIXES, FolderNames, list_samples, split_name
 from ppldm.prepare.convert.units import FolderUnit
 
 NAMES = [
