@@ -8,8 +8,7 @@
     Tokens(length)          int64 [length]                     of the caption, cut or padded, or of "" where dropped
     TextEmbeddings(L, D)    float32 [L, D]                     or what a frozen text encoder makes of it, computed ahead
     Uniform(stream)         float32 []                         in [0, 1)
-    Integer(stream, below)  int64 []                           0 .. below - 1, equally often
-    Level(stream, below, …) int64 []                           the same by another law
+    Level(stream, below, …) int64 []                           0 .. below - 1, equally often or by another law
     KeptPatches(side, …)    int64 [K]                          the patches that are not left out, ascending
     Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
     Sum(first, scale, second)                                  first + scale * second; first may name another input
@@ -147,16 +146,6 @@ class Uniform(Input):
 
     def draw(self, keys, size, generators, made, strata=None):
         return np.array([generators(self.stream, key).random(dtype=np.float32) for key in keys], dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class Integer(Input):
-    stream: Stream
-    below: int
-    dtype = np.int64
-
-    def draw(self, keys, size, generators, made, strata=None):
-        return np.array([int(generators(self.stream, key).random() * self.below) for key in keys], dtype=np.int64)
 
 
 @dataclass(frozen=True)
