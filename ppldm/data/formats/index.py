@@ -17,7 +17,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -288,22 +288,18 @@ def build_lock(target: Path):
 
 def _acquire(lock: Path) -> int | None:
     """The open file of a lock that is held from now on; None where there cannot be one."""
-    while True:
-        try:
-            number = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError:
-            return None
-        try:
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                get_logger().info("waiting for the process that builds %s", lock.name.removesuffix(".lock"))
-                fcntl.flock(number, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(number), os.stat(lock)):
-                return number
-        except FileNotFoundError:  # its owner has removed it
-            pass
-        except OSError:
-            os.close(number)
-            return None
-        os.close(number)
+    with suppress(OSError):
+        while True:
+            with ExitStack() as stack:
+                number = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+                stack.callback(os.close, number)
+                try:
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    get_logger().info("waiting for the process that builds %s", lock.name.removesuffix(".lock"))
+                    fcntl.flock(number, fcntl.LOCK_EX)
+                with suppress(FileNotFoundError):  # its owner has removed it
+                    if os.path.samestat(os.fstat(number), os.stat(lock)):
+                        stack.pop_all()
+                        return number
+    return None
