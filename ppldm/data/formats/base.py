@@ -14,7 +14,7 @@ import os
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property
 from glob import escape
@@ -115,56 +115,25 @@ def file_state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class Copy:
-    """The copy of a file, opened with the first read and made where it is not there. content: (bytes, CRC-32) of the
-    source. kind: a suffix that tells apart what is made of one file. blocks: what the copy holds, read from the source.
-    What `read` opened is closed by `close()` or with the last reference."""
-
-    def __init__(self, path: Path, content: tuple[int, int], kind: str, blocks: Callable[[], Iterable[bytes]]):
-        self._path, self._content, self._kind, self._blocks = path, content, kind, blocks
-
-    def read(self, offset: int, length: int, where: str) -> bytes:
-        """Bytes [offset, offset + length); fewer at the end. where: for errors. Raises PartError, OutputError."""
+def open_copy(path: Path, content: tuple[int, int], kind: str, make: Callable[[], object]) -> BinaryIO:
+    """The copy of a file as a binary file that is not buffered, which the caller closes. content: (bytes, CRC-32) of
+    the source. kind: a suffix that tells apart what is made of one file. make: does it by `making_copy` where it is not
+    there. Raises PartError, OutputError."""
+    place = _place(path, content, kind)
+    for _ in range(_ATTEMPTS):
         try:
-            return os.pread(self._file.fileno(), length, offset)
-        except OSError as error:
-            raise unreadable(where, error) from error
-
-    def count_bytes(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
-
-    def close(self) -> None:
-        if "_file" in vars(self):
-            self._file.close()
-
-    @cached_property
-    def _file(self) -> BinaryIO:
-        file = self.open()
-        weakref.finalize(self, file.close)
-        return file
-
-    def open(self) -> BinaryIO:
-        """The copy as a binary file that is not buffered; the caller closes it. Raises PartError, OutputError."""
-        place = _place(self._path, self._content, self._kind)
-        for _ in range(_ATTEMPTS):
-            try:
-                file = open(place, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
-                if os.access(place, os.W_OK):  # a cache of somebody else's may be read all the same
-                    os.utime(file.fileno())
-                return file
-            except FileNotFoundError:  # not there yet, or just removed in favour of others
-                make_output_dir(place.parent)
-                with build_lock(place):
-                    if not place.exists():
-                        self._make()
-        raise OutputError(f"{place} is removed as soon as it is made; {_REMEDY}")
-
-    def _make(self) -> None:
-        if measure_file(self._path) != self._content:
-            raise changed(self._path)
-        with making_copy(self._path, self._content, self._kind) as write:
-            for block in self._blocks():
-                write(block)
+            file = open(place, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
+            if os.access(place, os.W_OK):  # a cache of somebody else's may be read all the same
+                os.utime(file.fileno())
+            return file
+        except FileNotFoundError:  # not there yet, or just removed in favour of others
+            make_output_dir(place.parent)
+        with build_lock(place):
+            if not place.exists():
+                if measure_file(path) != content:
+                    raise changed(path)
+                make()
+    raise OutputError(f"{place} is removed as soon as it is made; {_REMEDY}")
 
 
 @contextmanager
@@ -242,10 +211,12 @@ def _warn_of_room(folder: Path) -> None:
 
 class IndexedRows(Rows, ABC):
     """Rows of a file or folder that an index finds. A format says how to find its rows (`_build`), what the bytes of
-    one mean (`_decode`), and in which `spec` its index is kept, another one for each `layout`. Raises PartError for
-    what is missing, empty, truncated or of another format."""
+    one mean (`_decode`), and in which `spec` its index is kept, another one for each `layout`. With a `_copy_kind` rows
+    are read from a copy of the file, in which offsets count. Raises PartError for what is missing, empty, truncated or
+    of another format."""
 
     spec: IndexSpec
+    _copy_kind = ""
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         self.path, self.spec = Path(path), self.spec.of_layout(layout)
@@ -257,11 +228,10 @@ class IndexedRows(Rows, ABC):
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity: tuple[int, ...] = (self._index.part_bytes, self._index.part_crc32)
         self._file = OpenFile(stored, self.identity, state if stored == self.path else None)
-        self._copy = self._find_copy()
 
     def close(self) -> None:
         self._file.close()
-        if self._copy:
+        if "_copy" in vars(self):
             self._copy.close()
         if self._release:
             self._release()
@@ -286,18 +256,26 @@ class IndexedRows(Rows, ABC):
 
     def _read_stored(self, offset: int, length: int, where: str) -> bytes:
         """Bytes of the file, or of its copy; fewer at the end. Raises PartError, OutputError."""
-        if self._copy is None:
+        if not self._copy_kind:
             return self._file.read(offset, length, where)
         self._file.read(0, 0, where)  # notices a change
-        return self._copy.read(offset, length, where)
+        try:
+            return os.pread(self._copy.fileno(), length, offset)
+        except OSError as error:
+            raise unreadable(where, error) from error
 
-    def _find_copy(self) -> Copy | None:
-        """Where rows are read, and offsets count, where the file has no way into its middle."""
-        return None
+    @cached_property
+    def _copy(self) -> BinaryIO:
+        copy = open_copy(self.path, self.identity[:2], self._copy_kind, self._make_copy)
+        weakref.finalize(self, copy.close)
+        return copy
+
+    def _make_copy(self) -> None:
+        self._build()
 
     @abstractmethod
     def _build(self) -> tuple[Path, Index]:
-        """(the file with the rows, its index), the latter stored for the next time."""
+        """(the file with the rows, its index), the latter stored for the next time; and the copy, if there is one."""
 
     @abstractmethod
     def _decode(self, data: bytes, where: str) -> Row:

@@ -27,7 +27,7 @@ from ...utils.checksums import hash_file, measure_file
 from ...utils.errors import PartError, RowError
 from ...utils.files import read_json
 from ..images import image_size
-from .base import MAX_ROW_BYTES, Copy, IndexedRows, find_column, indexing, is_plain, store_rows
+from . import base
 from .index import MDS_SAMPLES, Index, IndexSpec, stat_part
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
@@ -35,7 +35,7 @@ from .row import Row, decode_text
 
 # The suffixes that MosaicML's writer gives, and what pyarrow calls their formats.
 _CODECS = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2", ".snappy": "snappy"}
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES, _UNPACKED = 1 << 20, ".unpacked"
 _MAX_BYTES = 1 << 32  # of a shard, whose offsets are u32
 _MAX_COLUMNS_BYTES = 1 << 20
 _CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
@@ -95,21 +95,20 @@ def _unpack_snappy(path: Path):
 
 def open_samples(path: Path) -> BinaryIO:
     """A shard, or its unpacked copy, as a binary file that is not buffered. Raises PartError, OutputError."""
-    return _copy_of(path, measure_file(path)).open() if is_packed(path) else open(path, "rb", buffering=0)
+    if not is_packed(path):
+        return open(path, "rb", buffering=0)
+    content = measure_file(path)
+    return base.open_copy(path, content, _UNPACKED, partial(_unpack, path, content))
 
 
-def _copy_of(path: Path, content: tuple[int, int]) -> Copy:
-    return Copy(path, content, ".unpacked", partial(_unpack, path))
-
-
-def _unpack(path: Path) -> Iterator[bytes]:
+def _unpack(path: Path, content: tuple[int, int]) -> None:
     num_bytes = 0
-    with open_stream(path) as packed:
+    with base.making_copy(path, content, _UNPACKED) as write, open_stream(path) as packed:
         while block := packed.read(_BLOCK_BYTES):
             num_bytes += len(block)
             if num_bytes > _MAX_BYTES:
                 raise PartError(f"{path} holds more than a shard can; get it again")
-            yield block
+            write(block)
 
 
 @dataclass(frozen=True)
@@ -131,11 +130,11 @@ class MdsLayout:
         with open_stream(path) as file:
             self.starts = self._read_starts(file)
             self.columns = self._read_columns(file.read(int(self.starts[0]) - 4 * len(self.starts) - 4))
-        self.caption = find_column(self.named("str"), (caption,) if caption else _CAPTION_COLUMNS, path)
+        self.caption = base.find_column(self.named("str"), (caption,) if caption else _CAPTION_COLUMNS, path)
         images, known = self.named(*_IMAGE_ENCODINGS), (image,) if image else IMAGE_COLUMNS
         has_image = not self.latents or not set(images).isdisjoint(known)
-        self.image = find_column(images, known, path) if has_image else None
-        self.control = find_column(images, CONTROL_COLUMNS, path) if has_image and has_control else None
+        self.image = base.find_column(images, known, path) if has_image else None
+        self.control = base.find_column(images, CONTROL_COLUMNS, path) if has_image and has_control else None
 
     def named(self, *encodings: str) -> list[str]:
         """The columns of some encodings."""
@@ -183,7 +182,7 @@ class MdsLayout:
             raise RowError("empty_caption", f"{where} has an empty caption")
         columns = [column for column in self.columns if column.encoding in _TEXTS and column.name != self.caption]
         decoded = {column.name: _decode(column.encoding, values[column.name], where) for column in columns}
-        return caption, {name: value for name, value in decoded.items() if is_plain(value)}
+        return caption, {name: value for name, value in decoded.items() if base.is_plain(value)}
 
     def damaged(self) -> PartError:
         """The error of a shard that is not as long, or not laid out, as it says."""
@@ -211,12 +210,12 @@ class MdsLayout:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PartError(f"{self.path} is not an MDS shard, or is damaged ({error}); get it again") from error
         sizes = [column.size for column in columns if column.size is not None]
-        if not columns or not all(type(size) is int and 0 <= size <= MAX_ROW_BYTES for size in sizes):
+        if not columns or not all(type(size) is int and 0 <= size <= base.MAX_ROW_BYTES for size in sizes):
             raise PartError(f"{self.path} states columns that cannot be; get it again")
         return columns
 
 
-class MdsShard(IndexedRows):
+class MdsShard(base.IndexedRows):
     """The samples of a shard. `has_caption_latents`: whether rows have a text encoder's hidden states of captions."""
 
     spec = IndexSpec((MDS_SAMPLES,))
@@ -225,6 +224,7 @@ class MdsShard(IndexedRows):
         stat_part(Path(path), self.spec)
         self._layout = MdsLayout(Path(path), layout == CONTROL_LAYOUT)
         self.latents, self.has_images = self._layout.latents, self._layout.image is not None
+        self._copy_kind = _UNPACKED if is_packed(Path(path)) else ""
         self.has_caption_latents = _CAPTION_LATENTS in self._layout.named("bytes")
         super().__init__(path, layout)
 
@@ -278,17 +278,17 @@ class MdsShard(IndexedRows):
         found = {name: places[name] for name in names}
         return {n: self._read_stored(start + p.start, p.stop - p.start, where) for n, p in found.items()}
 
-    def _find_copy(self) -> Copy | None:
-        return _copy_of(self.path, self.identity) if is_packed(self.path) else None
+    def _make_copy(self) -> None:
+        _unpack(self.path, self.identity[:2])
 
     def _build(self) -> tuple[Path, Index]:
         layout, table = self._layout, []
-        with indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
+        with base.indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
             _check_stated(self.path)
             file.read(int(layout.starts[0]))
             for start, stop in zip(layout.starts[:-1].tolist(), layout.starts[1:].tolist(), strict=True):
-                if stop - start > MAX_ROW_BYTES:
-                    raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; omit it")
+                if stop - start > base.MAX_ROW_BYTES:
+                    raise PartError(f"{self.path} row {len(table)} is over {base.MAX_ROW_BYTES} bytes long; omit it")
                 data = file.read(stop - start)
                 if len(data) < stop - start:
                     raise layout.damaged()
@@ -300,7 +300,7 @@ class MdsShard(IndexedRows):
                 bar.update(stop - start)
             if file.read(1):
                 raise layout.damaged()
-        return store_rows(self.path, self.spec, table)
+        return base.store_rows(self.path, self.spec, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         return self._layout.decode(data, where)

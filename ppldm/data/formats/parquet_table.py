@@ -5,7 +5,6 @@ a part has it. A row without image or caption stays a row, whose line has too fe
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pybase64
@@ -13,7 +12,7 @@ import pybase64
 from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ..images import image_size
-from .base import Copy, LineRows, find_column, indexing, is_plain, making_copy, store_rows
+from . import base
 from .folder import CAPTION_KEYS
 from .index import PARQUET_LINES, Index, IndexSpec
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, LAYOUTS
@@ -25,7 +24,7 @@ _BATCH_ROWS = 64
 _NO_ROW = b"\t\n"
 
 
-class ParquetTable(LineRows):
+class ParquetTable(base.LineRows):
     """The rows of a parquet file: the first column of IMAGE_COLUMNS that is there holds the image, as bytes or as a
     struct with `bytes`, the first of CAPTION_COLUMNS the caption; the others are metadata."""
 
@@ -38,19 +37,19 @@ class ParquetTable(LineRows):
             raise RowError("no_control", f"{where} has no second image ({', '.join(CONTROL_COLUMNS)})")
         return decode_row(data, where, LAYOUTS[CONTROL_LAYOUT])
 
-    def _find_copy(self) -> Copy:
-        return Copy(self.path, self.identity, self._kind, partial(_read_lines, self.path, self._has_control))
-
     @property
-    def _kind(self) -> str:
+    def _copy_kind(self) -> str:
         return ".control.lines" if self._has_control else ".lines"
 
     def _build(self) -> tuple[Path, Index]:
         rows, offset, good = [], 0, 0
         content = measure_file(self.path)
-        with making_copy(self.path, content, self._kind) as write, open_table(self.path, self._has_control) as opened:
+        with (
+            base.making_copy(self.path, content, self._copy_kind) as write,
+            open_table(self.path, self._has_control) as opened,
+        ):
             table, *columns = opened
-            with indexing(self.path, table.metadata.num_rows, "row") as bar:
+            with base.indexing(self.path, table.metadata.num_rows, "row") as bar:
                 for record in read_records(table, 0, table.metadata.num_rows):
                     line, image = _make_line(record, *columns)
                     write(line)
@@ -63,13 +62,7 @@ class ParquetTable(LineRows):
                     f"none of the rows of {self.path} has both image bytes in {columns[0]!r} and a text in "
                     f"{columns[1]!r}"
                 )
-        return store_rows(self.path, self.spec, rows, content)
-
-
-def _read_lines(path: Path, has_control: bool) -> Iterator[bytes]:
-    with open_table(path, has_control) as (table, *columns):
-        for record in read_records(table, 0, table.metadata.num_rows):
-            yield _make_line(record, *columns)[0]
+        return base.store_rows(self.path, self.spec, rows, content)
 
 
 @contextmanager
@@ -81,8 +74,8 @@ def open_table(path: Path, has_control: bool = False) -> Iterator[tuple]:
     try:
         with pq.ParquetFile(path) as table:
             names = table.schema_arrow.names
-            columns = [find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
-            yield table, *columns, find_column(names, CONTROL_COLUMNS, path) if has_control else None
+            columns = [base.find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
+            yield table, *columns, base.find_column(names, CONTROL_COLUMNS, path) if has_control else None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())[:200]
         raise PartError(f"{path} is not a parquet file, or is damaged ({problem}); get it again") from error
@@ -136,4 +129,4 @@ def split_record(
     images = [record.get(name) for name in (image_column, control_column)]
     images = [one.get("bytes") if isinstance(one, dict) else one for one in images]
     image, control = (one if isinstance(one, bytes) else None for one in images)
-    return caption, image, control, {k: v for k, v in record.items() if k not in columns and is_plain(v)}
+    return caption, image, control, {k: v for k, v in record.items() if k not in columns and base.is_plain(v)}

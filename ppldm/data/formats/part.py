@@ -7,6 +7,7 @@ is the image, so each layout with another one than the default has an index of i
 """
 
 import gzip
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -65,10 +66,7 @@ class Part(base.LineRows):
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         self._layout, self._indexed_layout = get_layout(layout), get_layout(index_layout(layout, "part"))
         super().__init__(path, index_layout(layout, "part"))
-
-    def _find_copy(self) -> base.Copy | None:
-        is_packed = self._index.kind == PACKED_LINES
-        return base.Copy(self.path, self.identity, _COPY, partial(_read_text, self.path)) if is_packed else None
+        self._copy_kind = _COPY if self._index.kind == PACKED_LINES else ""
 
     def _build(self) -> tuple[Path, Index]:
         content, kind = measure_file(self.path), GZIP_MEMBERS if base.is_gzip(self.path) else PLAIN_LINES
@@ -98,7 +96,7 @@ class Part(base.LineRows):
         first = int(self._index.offsets[start - 1]) + int(self._index.lengths[start - 1]) if start else 0
         gaps = [*zip([first, *ends[:-1].tolist()], offsets.tolist(), strict=True)]
         if stop == len(self):
-            end = self._copy.count_bytes() if self._copy else self._index.part_bytes
+            end = os.fstat(self._copy.fileno()).st_size if self._copy_kind else self._index.part_bytes
             gaps.append((int(ends[-1]), end))
         return sum(self._read_gap(gap).count(b"\n") for gap in gaps if gap[0] < gap[1])
 
@@ -130,11 +128,6 @@ class Part(base.LineRows):
         elif limit is None and not line.endswith(b"\n"):
             line += b"\n"
         return line if row else line.removeprefix(BOM)  # the mark that an editor puts before the first line of a file
-
-
-def _read_text(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        yield from gzip_lines(file, path)
 
 
 def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
