@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ...config.data import EAGER
-from ...utils.errors import ConfigError, OutputError, PartError, RowError
+from ...utils.errors import ConfigError, PartError, RowError
 from ...utils.files import make_output_dir
 from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ...utils.text import count_of
+from ..formats.base import writing
 from ..formats.index import build_lock
 from ..formats.open import LastUsed, OpenParts
 from ..formats.row import Row
@@ -173,16 +174,11 @@ class CachedMoments(_OfParts):
         """Make the file of a part's latents, without any, where it is not there yet; by one of all processes."""
         make_output_dir(target.parent)
         with build_lock(target):
-            if target.is_file():
-                return
-            header, part = {"channels": self.moments.channels, "factor": self.moments.factor}, self._parts[number]
-            get_logger().info("reading the texts of %s, once", part.path)
-            try:
-                create_latents(target, key, header, part)
-            except OSError as error:
-                raise OutputError(
-                    f"cannot write {target}: {error.strerror or error}; free some space, or set --latents_dir"
-                ) from error
+            if not target.is_file():
+                header, part = {"channels": self.moments.channels, "factor": self.moments.factor}, self._parts[number]
+                get_logger().info("reading the texts of %s, once", part.path)
+                with writing(target, "free some space, or set --latents_dir"):
+                    create_latents(target, key, header, part)
 
 
 class CachedEmbeddings(_OfParts):

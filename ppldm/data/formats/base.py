@@ -142,26 +142,28 @@ def making_copy(path: Path, content: tuple[int, int], kind: str) -> Iterator[Cal
     place, limit = _place(path, content, kind), _limit_bytes()
     make_output_dir(place.parent)
 
-    @contextmanager
-    def writing():
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"cannot write {place} ({error.strerror or error}); {_REMEDY}") from error
-
     def write(block: bytes) -> None:
         if file.tell() + len(block) > limit:
             raise PartError(f"{path} holds more than the {limit / 1e9:g} GB that copies may take; {_REMEDY}")
-        with writing():
+        with writing(place, _REMEDY):
             file.write(block)
 
-    with writing(), atomic_write(place) as file:
+    with writing(place, _REMEDY), atomic_write(place) as file:
         try:
             yield write
         except OSError as error:
             raise PartError(f"cannot read {path} ({error.strerror or error}); get it again") from error
     get_logger().info("%s is not read at random: its rows were copied into %s", path, place.parent)
     _remove_oldest(place)
+
+
+@contextmanager
+def writing(path: Path, remedy: str) -> Iterator[None]:
+    """Makes of an OSError an OutputError that names what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def drop_copies(path: Path) -> None:

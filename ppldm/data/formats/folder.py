@@ -17,16 +17,15 @@ import os
 import time
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from unicodedata import normalize
 
-from ...utils.errors import OutputError, PartError, RowError
+from ...utils.errors import PartError, RowError
 from ...utils.files import atomic_write, make_output_dir
 from ...utils.log import get_logger
-from .base import IndexedRows, gone, indexing, read_file, read_image_size, store_rows
+from .base import IndexedRows, gone, indexing, read_file, read_image_size, store_rows, writing
 from .index import FILE_NAMES, Index, IndexSpec, stat_part
 from .row import Row, decode_text, find_name
 
@@ -139,7 +138,11 @@ class ImageFolder(IndexedRows):
         listing = self.spec.copy_path(self.path, stat_part(self.path, self.spec))
         samples, table, offset = list_samples(self.path, self._has_control), [], 0
         make_output_dir(listing.parent)
-        with indexing(self.path, len(samples), "row") as bar, _writing(listing) as file:
+        with (
+            indexing(self.path, len(samples), "row") as bar,
+            writing(listing, "free some space or set PPLDM_CACHE_DIR"),
+            atomic_write(listing, "w", encoding="utf-8") as file,
+        ):
             for names in samples:
                 images = image_places([split_name(name, self._has_control)[1] for name in names])
                 size = read_image_size(self.path / names[images[0]]) if len(images) == 1 else (0, 0)
@@ -163,15 +166,6 @@ def read_sample(folder: Path, names: list[str], where: str, has_control: bool = 
     """The row of a sample's files. Raises RowError "unreadable", and as `assemble_row`."""
     files = [(split_name(name, has_control)[1], read_file(folder, name, where)) for name in names]
     return assemble_row(split_name(names[0], has_control)[0], files, where, has_control=has_control)
-
-
-@contextmanager
-def _writing(listing: Path):
-    try:
-        with atomic_write(listing, "w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise OutputError(f"cannot write {listing}: {error.strerror}; free some space") from error
 
 
 def list_samples(folder: Path, has_control: bool = False) -> FolderNames:

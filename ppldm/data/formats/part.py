@@ -18,7 +18,7 @@ import numpy as np
 from isal import isal_zlib
 
 from ...utils.checksums import measure_file
-from ...utils.errors import OutputError, PartError, RowError
+from ...utils.errors import PartError, RowError
 from ...utils.files import atomic_write
 from ..images import image_size
 from . import base
@@ -135,29 +135,24 @@ def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> I
     from ..select.columns import ColumnsWriter, columns_key
 
     table, offset, crc32 = [], 0, 0
-    try:
-        with atomic_write(COLUMNS.index_path(path)) as beside:
-            columns = ColumnsWriter(beside)
-            with atomic_write(path) as file:
-                for line, size in lines:
-                    _note(line, columns)
-                    member = _compress(line)
-                    file.write(member)
-                    table.append((offset, len(member), *size))
-                    offset += len(member)
-                    crc32 = zlib.crc32(member, crc32)
-                if not table:
-                    raise PartError(f"no rows to write to {path}; a part needs at least one")
-                # An older index of the same name must not outlive the part that it described.
-                drop_indexes(path)
-            index = make_index(GZIP_MEMBERS, offset, crc32, table)
-            write_index(index_path(path), index)
-            columns.finish(columns_key((offset, crc32), len(table)))
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; make room or choose another folder, then run the same "
-            "command again"
-        ) from error
+    remedy = "make room or choose another folder, then run the same command again"
+    with base.writing(path, remedy), atomic_write(COLUMNS.index_path(path)) as beside:
+        columns = ColumnsWriter(beside)
+        with atomic_write(path) as file:
+            for line, size in lines:
+                _note(line, columns)
+                member = _compress(line)
+                file.write(member)
+                table.append((offset, len(member), *size))
+                offset += len(member)
+                crc32 = zlib.crc32(member, crc32)
+            if not table:
+                raise PartError(f"no rows to write to {path}; a part needs at least one")
+            # An older index of the same name must not outlive the part that it described.
+            drop_indexes(path)
+        index = make_index(GZIP_MEMBERS, offset, crc32, table)
+        write_index(index_path(path), index)
+        columns.finish(columns_key((offset, crc32), len(table)))
     return index
 
 
