@@ -131,7 +131,7 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
 
     names = sorted(name for name, is_folder in entries_of(folder) if not is_folder and not name.endswith(BESIDE_PARTS))
     for format, kind in FORMATS.items():
-        if found := [folder / name for name in names if kind.is_name(name)]:
+        if found := [folder / name for name in names if kind.names and re.fullmatch(kind.names, name)]:
             return format, found
     if folders := picture_folders(folder):
         from .text.survey import has_captions_beside, write_table

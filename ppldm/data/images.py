@@ -112,11 +112,8 @@ def stored_size(image: bytes) -> tuple[int, int]:
 
 def shows_otherwise(image: bytes) -> bool:
     """Whether EXIF turns an image, or it may be transparent, which some readers ignore; False if unreadable."""
-
-    def differs(opened: Image.Image) -> bool:
-        return opened.has_transparency_data or opened.getexif().get(_EXIF_ORIENTATION, 1) in range(2, 9)
-
-    return _look(image, differs, False)
+    turned = range(2, 9)
+    return _look(image, lambda one: one.has_transparency_data or one.getexif().get(_EXIF_ORIENTATION) in turned, False)
 
 
 def has_other_profile(image: bytes) -> bool:
