@@ -112,8 +112,8 @@ def stored_size(image: bytes) -> tuple[int, int]:
 
 def shows_otherwise(image: bytes) -> bool:
     """Whether EXIF turns an image, or it may be transparent, which some readers ignore; False if unreadable."""
-    turned = range(2, 9)
-    return _look(image, lambda one: one.has_transparency_data or one.getexif().get(_EXIF_ORIENTATION) in turned, False)
+    odd = range(2, 9)
+    return _look(image, lambda one: one.has_transparency_data or one.getexif().get(_EXIF_ORIENTATION, 1) in odd, False)
 
 
 def has_other_profile(image: bytes) -> bool:
