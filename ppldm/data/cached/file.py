@@ -285,10 +285,8 @@ def list_cached(folder: Path, part: str, suffix: str = LatentsKey.suffix) -> lis
     return []
 
 
-@lru_cache(maxsize=8)
-def _list_once(folder: Path, changed: int) -> dict[str, list[Path]]:
-    """Of so many parts, each would else list the whole folder."""
-    return list_files(folder)
+# Of so many parts, each would else list the whole folder.
+_list_once = lru_cache(maxsize=8)(lambda folder, changed: list_files(folder))
 
 
 def list_files(folder: Path) -> dict[str, list[Path]]:

@@ -184,9 +184,7 @@ def list_samples(folder: Path, has_control: bool = False) -> FolderNames:
     return samples
 
 
-@lru_cache(maxsize=2)
-def _list_once(folder: Path, has_control: bool, changed: int) -> FolderNames:
-    return FolderNames(folder, has_control)
+_list_once = lru_cache(maxsize=2)(lambda folder, has_control, changed: FolderNames(folder, has_control))
 
 
 def assemble_row(
