@@ -173,7 +173,7 @@ def _judge_part(task: tuple[int, Path, Source], where, min_side: int, shapes: Sh
             small = (sides < min_side) & (sides > 0)
             used, reasons = ~small, Counter({TOO_SMALL: int(small.sum())})
         if where is not None:
-            from .columns import judge_blocks
+            from .evaluate import judge_blocks
 
             start = 0
             for places, names in judge_blocks(part, source, where, sizes):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppldm.data.select import columns as module
-from ppldm.data.select.columns import ColumnsWriter, Distinct, Misfit, judge, read_blocks
+from ppldm.data.select.columns import ColumnsWriter, Distinct, Misfit, read_blocks
+from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import field_names, parse_expression
 
 NAMES = ["width", "height", "a", "b", "caption", "two words"]

@@ -8,7 +8,7 @@ from expressions import make_expressions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.select.columns import FALSE, judge, read_number
+from ppldm.data.select.evaluate import FALSE, judge, read_number
 from ppldm.data.select.expression import (
     All,
     Any,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.select.columns import judge
+from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import All, Any, Compare, Field, Literal, Member, Not, field_names, parse_expression
 from ppldm.prepare.filter.filter import PRESETS, make_conditions, merge_bounds
 from ppldm.prepare.filter.plan import DUCKDB, SPARK, all_hold, compile_condition, first_failure

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ppldm.data.select.columns import judge
+from ppldm.data.select.evaluate import judge
 from ppldm.data.select.expression import Compare, Field, Literal, Member, parse_expression
 from ppldm.inspect.duplicates.dedup import duckdb_engine
 from ppldm.prepare.datasets.extract import find_captions, make_captions
