@@ -34,7 +34,7 @@ from ppldm.data.dataset import TextImageDataset
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.open import open_part
 from ppldm.data.images import CropRule
-from ppldm.data.inputs import Integer, Moments, Normals, Pixels, Tokens, Uncached
+from ppldm.data.inputs import Level, Moments, Normals, Pixels, Tokens, Uncached
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.utils.rng import Stream
 
@@ -87,7 +87,7 @@ def open_dataset(folder: Path, sources: list, resolution: int, pictures: dict) -
         **pictures,
         "posterior_noise": Normals(Stream.POSTERIOR, CHANNELS, FACTOR),
         "input_ids": Tokens(MAX_TOKENS),
-        "timesteps": Integer(Stream.TIMESTEP, 1000),
+        "timesteps": Level(Stream.TIMESTEP, 1000),
         "noise": Normals(Stream.NOISE, CHANNELS, FACTOR),
     }
     if "moments" in pictures:

@@ -58,7 +58,7 @@ def open_dataset(folder: Path, resolution: int, interpolation: str, buckets: str
     from ppldm.config.data import DataOptions
     from ppldm.data.dataset import TextImageDataset
     from ppldm.data.images import CropRule
-    from ppldm.data.inputs import Integer, Normals, Pixels, Tokens
+    from ppldm.data.inputs import Level, Normals, Pixels, Tokens
     from ppldm.data.select.selection import select_rows
     from ppldm.data.shapes import shape_rule
     from ppldm.utils.rng import Stream
@@ -67,7 +67,7 @@ def open_dataset(folder: Path, resolution: int, interpolation: str, buckets: str
         "pixel_values": Pixels(),
         "posterior_noise": Normals(Stream.POSTERIOR, 4, 8),
         "input_ids": Tokens(MAX_TOKENS),
-        "timesteps": Integer(Stream.TIMESTEP, 1000),
+        "timesteps": Level(Stream.TIMESTEP, 1000),
         "noise": Normals(Stream.NOISE, 4, 8),
     }
     tokenizer, sources = load_tokenizer(folder / "tokenizer", MAX_TOKENS), read_sources(folder / "rows.filelist")

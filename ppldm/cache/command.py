@@ -1,14 +1,11 @@
 """`ppldm precompute`: latents of all rows of filelists, and embeddings of their captions, computed once, for training
 with `--latents cached` and `--text_embeddings cached`.
 
-Beside each part, or in `--latents-dir`, a file for each resolution and one of embeddings (`data.cached`). The command
-says before how many bytes and hours it will take, and refuses what does not fit the disk. Several processes share the
-parts out, or the executors of Spark, a task for each part, in Python workers that load what encodes once; parts,
-networks and latents then lie at the same paths on all machines. Only the last bits of a result depend on who makes it,
-by the number of threads: `spark.task.cpus`.
-
-A file is made under a temporary name and gets its own once all wanted rows are there. In one that has its name already,
-what is missing is filled in: rows that another `--where` selects or that training did not come to, and what is damaged.
+Beside each part, or in `--latents-dir`, lie a file for each resolution and one of embeddings (`data.cached`), made
+under a temporary name until all wanted rows are there. In a finished one what is missing is filled in: rows that
+another `--where` selects or that training did not come to, and what is damaged. Several processes share the parts out,
+or the executors of Spark, a task for each part; parts, networks and latents then lie at the same paths on all machines.
+Only the last bits of a result depend on who makes it, by the number of threads: `spark.task.cpus`.
 """
 
 import os
@@ -184,8 +181,7 @@ def read_sizes(data: DataOptions, resolutions: list[int]) -> list[int | ShapeRul
 
 
 def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, spark=None, num_threads: int = 1) -> dict:
-    """Do this rank's share of the parts, or let the executors of a Spark session do all, with `num_threads` each; the
-    account of all ranks. Raises DataError, OutputError."""
+    """Do this rank's share of the parts, or all by Spark; the account of all ranks. Raises DataError, OutputError."""
     for folder in {file.path.parent for plan in plans for task in plan.tasks for file in task.files}:
         make_output_dir(folder)
     with ThreadPoolExecutor(num_workers) as pool:
@@ -246,8 +242,7 @@ def describe(report: dict) -> str:
 
 @dataclass
 class Account:
-    """What became of arrays. encoded: computed now. found: there before. repaired: of those encoded, damaged before.
-    bad: of rows that cannot be used, by reason, now or before."""
+    """What became of arrays. repaired: of those encoded, damaged before. bad: of unusable rows, by reason."""
 
     encoded: int = 0
     found: int = 0
@@ -274,8 +269,8 @@ class Account:
 def encode_part(
     task: Task, encoder: Encoder, pool: Executor, told: Callable[[int], object] = lambda count: None
 ) -> Account:
-    """Make the files of a part whole. pool: threads that decode pictures. told: is called with how many rows of files
-    are settled. Raises PartError, ConfigError, OSError."""
+    """Make the files of a part whole. told: is called with how many rows are settled. Raises PartError, ConfigError,
+    OSError."""
     account, wanted = Account(), []
     own = [file for file in task.files if len(file.rows)]
     with ExitStack() as stack:

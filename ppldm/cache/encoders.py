@@ -1,8 +1,5 @@
-"""The frozen networks that `ppldm precompute` encodes with. From the load on this process computes exactly.
-
-Each batch has the full size, padded with black pictures or empty captions, so that what is computed of one does not
-depend on how many others there are.
-"""
+"""The frozen networks that `ppldm precompute` encodes with. From the load on this process computes exactly. Each batch
+has the full size, padded with black pictures or empty captions: what is computed of one depends on no other."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,6 +1,5 @@
-"""What `ppldm precompute` is asked for, latents of pictures or embeddings of captions: which files of which parts that
-are, how large, and what is left to do. A request, opened with a part, gives what the part's files are made of.
-"""
+"""What `ppldm precompute` is asked for, latents of pictures or embeddings of captions: which files of which parts, how
+large, and what is left to do. A request, opened with a part, gives what the part's files are made of."""
 
 import time
 from collections import defaultdict, deque
@@ -70,9 +69,8 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """Those of both kinds. model: folder or name of the network, for `batch_size` pictures or captions at a time.
-    dtype: of what is kept. Of a kind, name: in the report, where latents are not below a name; things: what is
-    encoded, in words; flag: by which training uses it."""
+    """Those of both kinds. model: folder or name of the network. dtype: of what is kept. Of a kind, name: in the
+    report; things: what is encoded, in words; flag: by which training uses it."""
 
     name: ClassVar[str]
     things: ClassVar[str]
@@ -167,8 +165,7 @@ class PartPictures:
             yield from (Cell(file, row, variant, crop, shape) for variant, crop in crops)
 
     def load(self, cells: list[Cell], pool: Executor) -> Iterator[tuple[Cell, np.ndarray | RowError]]:
-        """(cell, its pixels or why there are none), one shape after another. Rows are read here and decoded by the
-        pool, which keeps some ahead."""
+        """(cell, its pixels or why there are none), one shape after another; the pool decodes some rows ahead."""
         of_row, waiting = defaultdict(list), deque()
         for cell in cells:
             of_row[cell.row].append(cell)
@@ -200,8 +197,7 @@ class PartPictures:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingsRequest(_Settings):
-    """Embeddings of captions by a text encoder. tokenizer: by default the one in or beside it. captions: which of a
-    row's texts. Others: of `EmbeddingsKey`."""
+    """Embeddings of captions. tokenizer: by default the one in or beside the model. Others: of `EmbeddingsKey`."""
 
     name = "text_embeddings"
     things = "captions"
@@ -344,8 +340,7 @@ def make_plan(
     chosen: list[tuple[Shapes, Selection]],
     folder: Path | None,
 ) -> Plan:
-    """Tasks for all parts of which rows are chosen. chosen: by `choose_rows`. folder: where the files go; None: beside
-    the parts. Raises ConfigError."""
+    """Tasks for all parts with `chosen` rows. folder: of the files; None: beside the parts. Raises ConfigError."""
     shapes, selections = zip(*chosen, strict=True)
     parts = [(path, source.without_parts()) for source in sources for path in source.parts]
     num_rows, tasks = np.diff(selections[0].starts).tolist(), []
@@ -361,9 +356,8 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Projection:
-    """How much a plan is. finished: how many of the files are there. cells, seconds: of each of the files of a part,
-    how many arrays are to be computed for the others, and how long one takes. needed: the folder of each of the others,
-    and the bytes that it will take beyond what it takes already."""
+    """How much a plan is. finished: of the files. cells, seconds: of each file of a part, how many arrays are missing,
+    and how long one takes. needed: the folder of each missing file, and the bytes that it will take more than now."""
 
     files: int
     finished: int

@@ -96,8 +96,7 @@ class _Filter:
 
 @dataclass(frozen=True)
 class Canny(_Filter):
-    """Edges, white on black (Canny 1986). low, high: thresholds of the gradient, as `cv2.Canny` takes them. resize:
-    pixels of the shorter side at which edges are looked for; 0: those of the picture."""
+    """Edges (Canny 1986). low, high: thresholds of the gradient. resize: shorter side in pixels; 0: the picture's."""
 
     low: float = 100
     high: float = 200
@@ -206,8 +205,7 @@ class Inpainting(_Filter):
 
 
 def with_hole(picture: np.ndarray, hole: np.ndarray) -> np.ndarray:
-    """uint8 [4, H, W] of a picture, uint8 [3, H, W], and of where it is to be drawn, bool [H, W]: the control image of
-    `Inpainting`."""
+    """`Inpainting`'s image, uint8 [4, H, W], of a picture, uint8 [3, H, W], and of where to draw, bool [H, W]."""
     return np.concatenate([np.where(hole, np.uint8(0), picture), np.where(hole, np.uint8(255), np.uint8(0))[None]])
 
 
@@ -259,8 +257,7 @@ def make_filter(spec: str) -> ControlFilter:
 
 
 def apply_filter(made: ControlFilter, picture: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """The control image, uint8 [num_channels, H, W], of a picture, uint8 [3, H, W]. Raises ConfigError where a filter
-    fails, or gives something else."""
+    """The control image, uint8 [num_channels, H, W], of a picture, uint8 [3, H, W]. Raises ConfigError."""
     name = type(made).__name__
     try:
         image = made(picture, generator)
@@ -349,8 +346,7 @@ class ControlPreview:
 
 
 def to_picture(control: np.ndarray) -> np.ndarray:
-    """[channels, H, W] uint8 as a picture, [H, W, 3]: of four the last as a colour over the others; else the first
-    three, or the first alone in grey."""
+    """uint8 [channels, H, W] as a picture, [H, W, 3]: the fourth as a colour over the others, a single one in grey."""
     shown = control[np.minimum(np.arange(3), len(control) - 1)].transpose(1, 2, 0)
     if len(control) != 4:
         return shown

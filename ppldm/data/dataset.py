@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 
 class Pictures:
-    """Filled row by row. size: (height, width). moments: None where none are cached. whole: rows with moments are black
-    pictures among the others, so that what is computed of a row, and kept, does not depend on how many there are.
-    control: None where a batch has no control images."""
+    """Filled row by row. size: (height, width). whole: rows with moments are black pictures among the others, so that
+    what is computed of a row, and kept, does not depend on how many there are."""
 
     def __init__(
         self, count: int, size: tuple[int, int], moments: Moments | None, whole: bool, control: Control | None
@@ -182,8 +181,7 @@ class TextImageDataset:
         ]
 
     def make_batch(self, places: list[tuple[int, int]], strata: Strata | None = None) -> dict:
-        """The samples of several (epoch, place) of one shape, stacked; `skipped` lists are joined. `strata`: where they
-        stand in the update that they are of. Raises DataError."""
+        """The samples of several (epoch, place) of one shape, stacked; `skipped` lists are joined. Raises DataError."""
         (shape,) = {self.shape(place) for _, place in places}
         keys = [(epoch, self.selection[place]) for epoch, place in places]
         cached = (self._moments, self.latents.keeps) if self.latents else (None, False)
@@ -237,8 +235,7 @@ class TextImageDataset:
 
     @contextmanager
     def _naming(self, row: int):
-        """Makes of whatever reading a row raises, and nobody foresaw, a DataError that names its part and number: a
-        disk that fails, a file that is changed while it is used."""
+        """Makes of what nobody foresaw, as of a disk that fails, a DataError that names part and number."""
         try:
             yield
         except PpldmError:
@@ -253,8 +250,7 @@ class TextImageDataset:
     def _load(
         self, generator, crop: DrawnCrop, made: Pictures, place_in_batch: int, place: int
     ) -> tuple[Row, np.ndarray | None]:
-        """A selected row, whose crop, or its moments, go to `made`; the cached embeddings of its caption. Raises
-        RowError."""
+        """A selected row, whose crop or moments go to `made`; cached embeddings of its caption. Raises RowError."""
         row = self.selection[place]
         with self._naming(row):
             part, number = self._number_in_part(row)
@@ -285,8 +281,7 @@ class TextImageDataset:
             return loaded, self.embeddings.read(part, number, self.captions.draw_place(loaded, generator))
 
     def _measure(self, part: int, number: int, crop: DrawnCrop, corner, shape: tuple[int, int]) -> tuple[int, ...]:
-        """The `Sizes` of row `number` of a part, from the index, so that they are the same whether or not the row is
-        cached; only a smart crop's corner is that of its pixels."""
+        """The `Sizes` of a row, from the index, so that caches change nothing; a smart crop's corner is its pixels'."""
         rows = self._parts[part]
         picture = int(rows.heights[number]), int(rows.widths[number])
         if not all(picture):
@@ -299,8 +294,7 @@ class TextImageDataset:
     def _load_pixels(
         self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray
     ) -> tuple[Row, tuple[int, int], tuple[int, int]]:
-        """(row `number` of a part, (top, left) of its crop, (height, width) of its picture), whose pixels go to
-        `pixels`. Raises RowError."""
+        """(row, (top, left) of its crop, (height, width) of its picture); fills `pixels`. Raises RowError."""
         rows = self._parts[part]
         try:
             loaded = rows.read(number)

@@ -6,18 +6,17 @@ holds (`parts_of_folder`).
 
 Blank lines and lines that start with # are skipped. `~` and environment variables are expanded, then `*`, `?`, `[...]`
 and `**` to the names that are there, sorted, without indexes; a path that is there as it is written is taken so. A
-relative path is taken from the folder of the file that names it, or else, where nothing is there, from the working
-directory. In `format=folder` a line names a folder with all below it that hold pictures and have no line of their own.
-A line may be the address of a store (`utils.store`): its part has a path like others, and comes here when it is opened.
+relative path is taken from the folder of the file that names it, else from the working directory. In `format=folder` a
+line names a folder with all below it that hold pictures and have no line of their own. A line may be the address of a
+store (`utils.store`): its part has a path like others, and comes here when it is opened.
 
-Weights count only where every line has one. Options: `layout=`, the column order of part files, or `control` of any
-format (`formats.layouts`); `format=`, of FORMATS; `latents=`, of LATENTS; `idx_to_prompt=` (or `class_mapping=`), for
-WebDataset shards of classes: a JSON file {class number: caption}. Layout and latents are the caller's where a line does
-not say them.
+Weights count only where every line has one. Options: `layout=`, of `formats.layouts`; `format=`, of FORMATS;
+`latents=`, of LATENTS; `idx_to_prompt=` (or `class_mapping=`), for WebDataset shards of classes: a JSON file {class
+number: caption}. Layout and latents are the caller's where a line does not say them.
 
 A `Fingerprint` says what the rows of a run are: the contents of its parts in their order, and the options by which they
-are read. A part is known by its rows, its bytes and their CRC-32, as its index states them, and not by its name, so
-that files may be moved. Of folders of pictures and CSV tables the names of pictures are known, and not their bytes.
+are read. A part is known by its rows, its bytes and their CRC-32, not by its name, so that files may be moved. Of
+folders of pictures and CSV tables the names of pictures are known, and not their bytes.
 """
 
 import glob
@@ -51,9 +50,8 @@ _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
 @dataclass(frozen=True)
 class Source:
-    """A filelist, as a line of a list names it, with the parts that it names, in order. Of cached latents these need
-    not exist. weight: None throughout a list without weights. latents_dir: where latents lie; None: beside their
-    part."""
+    """A filelist as a line of a list names it, and the parts that it names; with cached latents these need not exist.
+    weight: None throughout a list without weights. latents_dir: where latents lie; None: beside their part."""
 
     path: Path
     parts: tuple[Path, ...] = ()
@@ -117,8 +115,7 @@ def _below(folders: list[Path], named: Collection[str]) -> list[Path]:
 
 
 def list_of_folder(folder: Path) -> Path | None:
-    """The filelist list in a folder, or in its folder `data`, as commands that make data leave it; None where there is
-    none. Raises FilelistError where there are several."""
+    """The filelist list in a folder, or in its folder `data`; None without one. Raises FilelistError for several."""
     found = sorted(folder.glob("*.filelist.list")) or sorted(folder.glob("data/*.filelist.list"))
     if len(found) > 1:
         raise FilelistError(
@@ -128,14 +125,13 @@ def list_of_folder(folder: Path) -> Path | None:
 
 
 def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
-    """(format, parts) of a folder without a list: part files, tars, parquet files, shards of MDS, metadata.csv, or
-    pictures with captions in files beside them, in another table or in their names, the first of these that it has.
-    Raises FilelistError."""
+    """(format, parts) of a folder without a list: files of the first of FORMATS that it has, or pictures with captions
+    in files beside them, in another table or in their names. Raises FilelistError."""
     from .formats.folder import entries_of, picture_folders
 
     names = sorted(name for name, is_folder in entries_of(folder) if not is_folder and not name.endswith(BESIDE_PARTS))
     for format, kind in FORMATS.items():
-        if found := [folder / name for name in names if kind.is_name(name)]:
+        if found := [folder / name for name in names if kind.names and re.fullmatch(kind.names, name)]:
             return format, found
     if folders := picture_folders(folder):
         from .text.survey import has_captions_beside, write_table
@@ -145,8 +141,7 @@ def parts_of_folder(folder: Path) -> tuple[str, list[Path]]:
 
 
 def read_filelist_list(path, **known: str) -> list[Source]:
-    """The filelists that a filelist list names, with weights and options; `known` of lines that do not say them. Raises
-    FilelistError."""
+    """The filelists of a filelist list; `known` options of lines that do not say them. Raises FilelistError."""
     path = Path(path)
     lines = [
         (number, text, item)
@@ -384,10 +379,9 @@ def take_fingerprint(sources: list[Source], rows: list[int], contents: list[tupl
     """The Fingerprint of sources, of whose parts, one after the other, `rows` and `contents` (bytes, CRC-32) are."""
     known, lists = zip(rows, contents, strict=True), []
     for source in sources:
-        parts = []
-        for path, (num_rows, content) in zip(source.parts, known, strict=False):
-            parts.append(PartPrint(path.name, num_rows, *content))
-        lists.append(ListPrint(str(source.path), read_options(source), tuple(parts)))
+        own = zip(source.parts, known, strict=False)
+        parts = tuple(PartPrint(path.name, num_rows, *content) for path, (num_rows, content) in own)
+        lists.append(ListPrint(str(source.path), read_options(source), parts))
     return Fingerprint(tuple(lists))
 
 

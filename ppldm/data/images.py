@@ -1,12 +1,10 @@
 """From an encoded image to the pixels of a sample, with every random number handed in: the one place that decodes
 pictures, whichever door they enter by.
 
-A JPEG file may go over its pixels any number of times. Each scan of a few bytes costs a pass over all of them, so that
-2 MB can take minutes to decode. Encoders write about ten scans; libjpeg-turbo advises readers to stop at 500.
-
-Crops are drawn anew for every sample; or, with `num_crops`, each row has that many places, and a sample draws one of
-them. The places of a row are a function of its number in its part alone, so that what is made of each of them once
-(cached latents) serves every epoch, seed and order.
+A JPEG file may go over its pixels any number of times, so that 2 MB can take minutes to decode. Encoders write about
+ten scans; libjpeg-turbo advises readers to stop at 500. Crops are drawn anew for every sample; or, with `num_crops`,
+each row has that many places, a function of its number in its part alone, of which a sample draws one: what is made of
+each of them once (cached latents) serves every epoch, seed and order.
 """
 
 import io
@@ -113,13 +111,9 @@ def stored_size(image: bytes) -> tuple[int, int]:
 
 
 def shows_otherwise(image: bytes) -> bool:
-    """Whether an image is turned by EXIF or may be transparent, so that readers which ignore both show something else
-    than `decode_image`; False where it cannot be read."""
-
-    def differs(opened: Image.Image) -> bool:
-        return opened.has_transparency_data or opened.getexif().get(_EXIF_ORIENTATION, 1) in range(2, 9)
-
-    return _look(image, differs, False)
+    """Whether EXIF turns an image, or it may be transparent, which some readers ignore; False if unreadable."""
+    odd = range(2, 9)
+    return _look(image, lambda one: one.has_transparency_data or one.getexif().get(_EXIF_ORIENTATION, 1) in odd, False)
 
 
 def has_other_profile(image: bytes) -> bool:
@@ -133,8 +127,7 @@ def has_other_profile(image: bytes) -> bool:
 
 def open_upright(image: bytes | Image.Image, formats: tuple[str, ...] = FORMATS) -> Image.Image:
     """A picture, encoded or Pillow's, turned as its EXIF says, 16-bit grey scaled to 8: as RGBA where it may be
-    transparent, else as RGB. Raises RowError "image" where it is damaged, of none of the formats, or so large that
-    Pillow calls it a bomb (179 million pixels)."""
+    transparent, else as RGB. Raises RowError "image": damaged, of no known format, or over 179 million pixels."""
     try:
         if isinstance(image, Image.Image):
             _refuse_wrong(image)
@@ -163,9 +156,8 @@ def lay_on_white(picture: Image.Image) -> Image.Image:
 
 
 def decode_pixels(image: bytes, exact: bool = True, formats: tuple[str, ...] = FORMATS) -> np.ndarray:
-    """The pixels of `decode_image`, uint8 [height, width, 3], faster: plain JPEG files, which nearly all are, are
-    decoded by simplejpeg, to the bits of Pillow, if `exact`; else chroma is enlarged by repetition, in 8 % less time.
-    Raises RowError "image"."""
+    """The pixels of `decode_image`, uint8 [height, width, 3], faster: plain JPEG files by simplejpeg, to the bits of
+    Pillow if `exact`; else chroma is enlarged by repetition, in 8 % less time. Raises RowError "image"."""
     if (pixels := _decode_plain_jpeg(image, fastupsample=not exact)) is not None:
         return pixels
     return np.asarray(decode_image(image, formats))
@@ -278,8 +270,7 @@ def find_corner(pixels: np.ndarray, scaled: tuple[int, int], crop: tuple[int, in
     of an RGB image, uint8 [height, width, 3], that is resized to `scaled`, (width, height), and cropped to `crop`, (3,
     H, W). The energy of a pixel is |dI/dx| + |dI/dy|, I its brightness (e1 of Avidan and Shamir, "Seam Carving for
     Content-Aware Image Resizing", 2007), of the picture shrunk to about 64 pixels. Along each axis the crop lies where
-    its window holds most of it; of equals nearest to the middle. In whole numbers, so that it is the same
-    everywhere."""
+    its window holds most of it; of equals nearest to the middle. In whole numbers: the same everywhere."""
     shrink = max(1, min(pixels.shape[:2]) // _SIDE)
     light = np.asarray(Image.fromarray(pixels).convert("L").reduce(shrink), np.int32)
     energy = np.zeros_like(light)
@@ -420,9 +411,8 @@ def crop_pixels(
 def place_crop(
     picture: tuple[int, int], crop: tuple[int, int], crop_fraction: float, random: tuple[float, float] | None
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((width, height) of a picture once resized, (top, left) of its crop in that), given both as (height, width). It
-    is resized as `scale_to_cover` says, and cropped at the offset that `random`, two numbers of [0, 1) for x and y,
-    chooses; in the centre where it is None."""
+    """((width, height) of a picture resized by `scale_to_cover`, (top, left) of its crop), of both as (height, width).
+    `random`: two numbers of [0, 1) for x and y; None: the centre."""
     scaled = scale_to_cover(*picture, *crop, crop_fraction)
     left, top = (
         int(where * (side - kept + 1))

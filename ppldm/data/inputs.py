@@ -8,8 +8,7 @@
     Tokens(length)          int64 [length]                     of the caption, cut or padded, or of "" where dropped
     TextEmbeddings(L, D)    float32 [L, D]                     or what a frozen text encoder makes of it, computed ahead
     Uniform(stream)         float32 []                         in [0, 1)
-    Integer(stream, below)  int64 []                           0 .. below - 1, equally often
-    Level(stream, below, …) int64 []                           the same by another law
+    Level(stream, below, …) int64 []                           0 .. below - 1, equally often or by another law
     KeptPatches(side, …)    int64 [K]                          the patches that are not left out, ascending
     Normals(stream, C, f)   float32 [C, H / f, W / f]          standard normal; f None: [C, 1, 1], one a channel
     Sum(first, scale, second)                                  first + scale * second; first may name another input
@@ -55,8 +54,7 @@ class Input:
     def draw(
         self, keys: list, size: tuple[int, int], generators: Generators, made: dict, strata: "Strata | None" = None
     ) -> np.ndarray:
-        """Of what is drawn and not read: for each of `keys` (epoch, row). made: the inputs before this one. strata:
-        where the samples stand in their update; None: they are of none."""
+        """For each of `keys` (epoch, row). made: the inputs before this one. strata: of their update, if any."""
         raise NotImplementedError
 
 
@@ -70,8 +68,7 @@ class Pixels(Input):
 
 @dataclass(frozen=True)
 class Moments(Input):
-    """Mean and standard deviation of the autoencoder's posterior of the crop, of `channels` channels, one latent for
-    `factor` pixels a side; of rows without, 0."""
+    """Mean and standard deviation of the autoencoder's posterior of the crop, `factor` pixels a side; without: 0."""
 
     channels: int
     factor: int
@@ -82,8 +79,7 @@ class Moments(Input):
 
 @dataclass(frozen=True)
 class Uncached(Input):
-    """A row of the batch that has no moments: its place in the batch; its part, its number in that and its variant, by
-    which what is made of its pixels can be kept (`CachedMoments.keep`)."""
+    """Of a row without moments: its place in the batch, its part, number in that and variant (`CachedMoments.keep`)."""
 
     dtype = np.int64
     fixed = (4,)
@@ -112,8 +108,7 @@ class Control(Input):
 @dataclass(frozen=True)
 class Sizes(Input):
     """Pixels: height and width of the row's picture as its index has them, top and left of the crop in the resized
-    picture before any mirroring, height and width of the sample. Six zeros where the picture's size is not known, and
-    for the share `drop` of all samples."""
+    picture before mirroring, height and width of the sample. Six zeros if unknown, and for a share `drop` of all."""
 
     drop: float = 0.0
     dtype = np.int64
@@ -151,16 +146,6 @@ class Uniform(Input):
 
     def draw(self, keys, size, generators, made, strata=None):
         return np.array([generators(self.stream, key).random(dtype=np.float32) for key in keys], dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class Integer(Input):
-    stream: Stream
-    below: int
-    dtype = np.int64
-
-    def draw(self, keys, size, generators, made, strata=None):
-        return np.array([int(generators(self.stream, key).random() * self.below) for key in keys], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -253,8 +238,7 @@ class Normals(Input):
 
 @dataclass(frozen=True)
 class Sum(Input):
-    """`first` and `scale` times `second`, which spreads over it. `first`: the name of an input before this one, or a
-    draw of its own."""
+    """`first` and `scale` times `second`, which spreads over it. `first`: an earlier input's name, or a draw."""
 
     first: "str | Normals"
     scale: float

@@ -133,8 +133,7 @@ _STRIP = 4 * _SIDE  # rows read at a time: what they fill of a row of the result
 
 @intrinsic
 def _transpose_square(typing_context, source, source_step, target, target_step):
-    """Transpose 16 x 16 bytes. Arguments: the addresses of the first of them and of where it goes, each followed by how
-    many bytes its rows are apart."""
+    """Transpose 16 x 16 bytes: addresses of the first and of its target, each with the bytes from row to row."""
 
     def generate(context, builder, signature, arguments):
         source, source_step, target, target_step = arguments

@@ -2,13 +2,11 @@
 
 A batch is a dict of paddle tensors, the keys of `ppldm.data.dataset` with a leading dimension [micro batch], and
 `skipped`, the list of reasons of all bad rows met on the way. Batch n is made by worker n % `num_workers`, which is
-asked for it by a pipe of its own, and always so many batches are asked for and not taken. An error travels by the pipe
-too, and is raised where its batch is taken; so is the end of a killed worker, whose pipe ends with it.
+asked for it by a pipe of its own; an error, or the end of a killed worker, is raised where its batch is taken.
 
-Large arrays come through memory that a worker shares with the main process, in slots that hold those of a batch each.
-It is there before the workers are forked, so that they need no allocation, no lock and no file, and anonymous, so that
-the size of /dev/shm does not matter. The number of a batch decides its slot: who takes batch n out before asking for
-the next, with at most `num_slots - 1` batches asked for, never sees one overwritten.
+Large arrays come through anonymous memory that a worker shares with the main process since before the fork, in slots
+that hold those of a batch each: no allocation, no lock, no file in /dev/shm. The number of a batch decides its slot:
+who takes batch n out before asking for the next, with at most `num_slots - 1` asked for, never sees one overwritten.
 
 Parts of a store come to this machine before their rows' turn: a thread walks the order one window of the shuffle ahead
 of the batches that are taken. It only saves waiting: whoever opens a part fetches it where it is not here.
@@ -83,8 +81,7 @@ class Slots:
 
 
 class BatchLoader:
-    """The batches of a sampler, in its order. num_workers: 0 makes them in a thread of this process. Raises DataError
-    where a batch could not be made or a worker was killed."""
+    """The batches of a sampler, in order. num_workers: 0 makes them in a thread. Raises DataError where one fails."""
 
     def __init__(self, dataset: TextImageDataset, sampler: StepSampler, num_workers: int):
         self._dataset, self._sampler, self._num_workers = dataset, sampler, num_workers
@@ -195,8 +192,7 @@ class _Worker:
 
 
 def _work(pipe, make: Callable, inherited: list, main_process: int) -> None:
-    """Ctrl-C reaches every process of the terminal, and a scheduler's SIGTERM every one of the job. The main process
-    decides; a worker ends when the main process closes the pipe, or with it."""
+    """Ctrl-C and a scheduler's SIGTERM reach every process: a worker ends by its pipe, or with the main process."""
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent(main_process)

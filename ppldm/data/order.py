@@ -141,8 +141,7 @@ class Mix:
         return epochs, rows
 
     def position(self, epoch: int, row: int) -> int | None:
-        """Where a row stands in the sequence in an epoch of its list (or of all, or of its bucket, if these have epochs
-        of their own); None where its list has no turn. The inverse of `samples`."""
+        """Where a row stands in the sequence in an epoch of its list, bucket or all; None if its list has no turn."""
         own = 0 if self._shares is None else int(np.searchsorted(self._ends, row, side="right"))
         if self._shares and not self._shares[own]:
             return None
@@ -175,8 +174,7 @@ class Turns:
     list_number: of the list, the first of those that share. An epoch of all buckets is cut into slices of about
     `_SLICE` groups, S of them. After s slices, counted from the first epoch on, bucket b has used floor(s * n_b / (S *
     g)) groups, which after whole epochs is all of them; the sum over all buckets tells the slice of a group. The turns
-    of a slice are permuted. A bucket's own groups stay in their order, so that rows are read from one window of each
-    bucket at a time."""
+    of a slice are permuted; a bucket's own groups stay in order, so that one window of each is read from at a time."""
 
     def __init__(self, buckets: BucketIndex, sizes: list[int], list_number: int, seed: int, group_size: int):
         self._buckets, self._sizes, self._group_size = buckets, sizes, group_size
@@ -197,8 +195,7 @@ class Turns:
         return found
 
     def find(self, epoch: int, place: int) -> tuple[int, int]:
-        """(the group that holds a place in an epoch of its bucket, which of its rows that is): the inverse of
-        `groups`."""
+        """(the group of a place in an epoch of its bucket, which of its rows that is): the inverse of `groups`."""
         code = int(self._buckets.codes[place])
         order, size = self._orders[code], self._sizes[code]
         position = epoch * size + order.position(epoch, self._buckets.index(place, self._list_number))
@@ -252,16 +249,14 @@ def bucket_window_runs(num_buckets: int) -> int:
 
 
 def own_orders(list_sizes: list[int], seed: int) -> list[Order | None]:
-    """The order of each list, None for one without rows. Lists of equal size must not be permuted alike, so each has a
-    seed of its own."""
+    """The order of each list, None without rows; each of its own seed, lest equal sizes be permuted alike."""
     seeds = [int(make_rng(seed, Stream.MIX, row=i).bit_generator.random_raw()) for i in range(len(list_sizes))]
     return [Order(size, own_seed) if size else None for size, own_seed in zip(list_sizes, seeds, strict=True)]
 
 
 # (list, shape) is (epoch, row) of the stream for the seeds of orders, (list, 2**32 + s) for slice s.
 def _orders_of_shapes(sizes: list[int], list_number: int, seed: int) -> list[Order | None]:
-    """The order of each shape's rows in a list, None without any. Each has a seed of its own, as orders of equal size
-    and seed are alike."""
+    """The order of each shape's rows in a list, None without any; each of a seed of its own."""
     window_runs, orders = bucket_window_runs(max(np.count_nonzero(sizes), 1)), []
     for code, size in enumerate(sizes):
         own_seed = int(make_rng(seed, Stream.GROUP, list_number, code).bit_generator.random_raw())
@@ -311,8 +306,8 @@ def proportional_shares(weights: list[float], list_sizes: list[int]) -> tuple[in
 
 
 def turns_of_lists(shares: tuple[int, ...], seed: int, start: int, stop: int) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Whose turn it is at positions [start, stop) of cycle after cycle: (list, how many turns it had before these, its
-    positions less `start`, ascending) of each list that has any in a cycle."""
+    """At positions [start, stop) of cycle after cycle: (list, its turns before these, its positions less `start`,
+    ascending) of each list that has any in a cycle."""
     for cycle in range(start // _CYCLE_LENGTH, -(-stop // _CYCLE_LENGTH)):
         first = cycle * _CYCLE_LENGTH
         begin, end = max(start, first), min(stop, first + _CYCLE_LENGTH)
@@ -332,9 +327,8 @@ def _cycle(shares: tuple[int, ...], seed: int, cycle: int) -> np.ndarray:
 
 class Successors:
     """What follows a row in the order of its own list, as `Mix` runs through it; where rows differ in shape, of its
-    list and shape, and after them come those of the other lists that are drawn from. Lists without weights share one
-    order, in which what follows may be of any of them: where there are several, each is taken in the order that it
-    would have with a weight."""
+    list and shape, and after them those of the other lists that are drawn from. Lists without weights share one order;
+    where there are several, each is taken in the order that it would have with a weight."""
 
     def __init__(
         self, list_sizes: list[int], weights: list[float] | None, seed: int, buckets: BucketIndex | None = None
@@ -353,8 +347,7 @@ class Successors:
             self._orders = [[order] for order in orders]
 
     def after(self, epoch: int, place: int) -> Iterator[int]:
-        """The other places of the list and shape, each once: those that follow in the epoch, then the epoch's first;
-        then those of other lists."""
+        """The other places of the list and shape, each once, from the next one round; then those of other lists."""
         own, code, position = self._find(epoch, place)
         for index in others_after(self._orders[own][code], epoch, position):
             yield self._place(own, code, index)
@@ -364,8 +357,7 @@ class Successors:
                     yield self._place(number, code, index)
 
     def before(self, epoch: int, place: int) -> Iterator[int]:
-        """The other places of the list and shape, each once, backwards in the order in which `after` goes through
-        them: for which a row stands in, if those between are bad."""
+        """The other places of the list and shape, each once, in the order of `after` backwards."""
         own, code, position = self._find(epoch, place)
         for index in others_before(self._orders[own][code], epoch, position):
             yield self._place(own, code, index)
@@ -471,8 +463,7 @@ class Use:
 def uses_of(
     place: int, order: Mix, successors: Successors, stop: int, used: Callable[[int, int], int] | None
 ) -> Iterator[Use]:
-    """Each use of a place before position `stop`, in no order. used: (epoch, place asked for) -> the place that is
-    used; None where no row is bad."""
+    """Each use of a place before position `stop`. used: (epoch, place asked for) -> place used; None: no row is bad."""
     if used and used(0, place) != place:
         return  # a bad row
     starts = (place, *successors.elsewhere(place)) if used else (place,)

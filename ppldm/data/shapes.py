@@ -37,9 +37,8 @@ _ROWS_AT_ONCE = 1 << 16  # assigned at a time: bounds memory, and stays in the p
 
 @dataclass(frozen=True)
 class ShapeRule:
-    """What decides which shape a row gets. enlarge: whether rows may be that are smaller than each shape. group_size: a
-    shape with fewer rows is not used. crop_share: of a picture that `--crop_fraction` leaves; each shape cuts it
-    further."""
+    """What decides which shape a row gets. enlarge: whether rows may be smaller than each shape. group_size: a shape
+    with fewer rows is not used. crop_share: of a picture that `--crop_fraction` leaves; each shape cuts it further."""
 
     shapes: tuple[Shape, ...]
     enlarge: bool = False
@@ -47,8 +46,7 @@ class ShapeRule:
     crop_share: float = 1.0
 
     def assign(self, widths: np.ndarray, heights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(code uint8 [n], kept share of its area float64 [n]) of rows by their sides in pixels; NO_SHAPE and 0 where
-        no shape will do."""
+        """(code uint8 [n], kept share of the area float64 [n]) of rows by sides in pixels; NO_SHAPE and 0 for none."""
         codes, kept = np.full(len(widths), NO_SHAPE, np.uint8), np.zeros(len(widths))
         by_area = sorted(range(len(self.shapes)), key=lambda code: -self.shapes[code][0] * self.shapes[code][1])
         # Those that enlarge come last and the smallest of them first, so that they win only by what they keep.
@@ -69,9 +67,8 @@ class ShapeRule:
 
 @dataclass
 class Buckets:
-    """The shapes of a selection's rows, but for those without rows. codes: uint8 [selected rows], the number of each
-    row's shape. rows, cut: of each shape, how many rows and the mean share of their area that is cut away. merged:
-    shapes that had too few rows, with how many."""
+    """The shapes that rows of a selection have. codes: uint8 [selected rows], each row's shape. rows, cut: of each
+    shape, how many rows and the mean share of area cut away. merged: shapes that had too few rows, with how many."""
 
     shapes: list[Shape]
     codes: np.ndarray
@@ -129,8 +126,7 @@ class Tally:
         return np.flatnonzero(rare[self.codes])
 
     def merge(self, rows: np.ndarray, widths: np.ndarray, heights: np.ndarray) -> dict[Shape, int]:
-        """Take away the shapes with too few rows; `rows` are all of these, with their sides. Those shapes, with how
-        many rows they had."""
+        """Take away the shapes with too few rows; `rows` are all of these, with their sides. Returns their numbers."""
         shapes, merged = self.rule.shapes, {}
         used = [code for code in range(len(shapes)) if self.counts[code]]
         while len(used) > 1:
@@ -172,10 +168,6 @@ class BucketIndex:
     """
 
     def __init__(self, shapes: list[tuple[int, int]], codes: np.ndarray, list_sizes: list[int]):
-        if sum(list_sizes) != len(codes):
-            raise ValueError(f"{len(codes)} rows have a shape, and the lists have {sum(list_sizes)}")
-        if len(codes) and codes.max() >= len(shapes):
-            raise ValueError(f"a row has shape number {codes.max()} of {len(shapes)} shapes")
         self.shapes, self.codes = shapes, codes
         num_whole = len(codes) // _BLOCK
         self._whole = codes[: num_whole * _BLOCK].reshape(num_whole, _BLOCK)
@@ -190,8 +182,7 @@ class BucketIndex:
         return self.shapes[self.codes[place]]
 
     def count_between(self, bounds: np.ndarray) -> np.ndarray:
-        """How many rows of each shape lie between one of the places `bounds`, ascending, and the next. int64
-        [bounds - 1, shapes]."""
+        """Rows of each shape from one of the ascending `bounds` to the next. int64 [bounds - 1, shapes]."""
         before = self._before[:, bounds // _BLOCK].T.copy()
         for counts, place in zip(before, bounds.tolist(), strict=True):
             counts += np.bincount(self.codes[place // _BLOCK * _BLOCK : place], minlength=len(self.shapes))
@@ -327,8 +318,7 @@ def nearest_to_square(shapes: Iterable[Shape]) -> Shape:
 
 
 def draw_chart(path: Path, report: dict, skipped: dict[str, int]) -> None:
-    """Write a PNG: a bar of rows for each shape of a report (`Buckets.report`), the tall ones first, darker where more
-    is cut away; below them the rows that are not used, by reason. Raises OutputError."""
+    """Write a PNG: rows of each shape of a report, tall ones first, darker if more is cut. Raises OutputError."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure

@@ -18,9 +18,8 @@ import numpy as np
 from PIL import Image
 
 from ..data.filelist import read_sources
-from ..data.formats.folder import find_caption, list_pictures
+from ..data.formats.folder import IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption, find_caption, list_pictures
 from ..data.formats.open import OpenParts, build_indexes
-from ..data.formats.sample_files import IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption
 from ..data.images import decode_pixels, scale_to_cover
 from ..inference.pictures.draw import read_settings
 from ..utils.errors import DataError, RowError

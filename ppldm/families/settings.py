@@ -170,11 +170,9 @@ class ObjectiveSettings:
 
     def level_input(self, num_levels: int):
         """The input of a model (`data.inputs`) that draws its noise level, of so many."""
-        from ..data.inputs import Integer, Level
+        from ..data.inputs import Level
 
         logit = (self.logit_mean, self.logit_std) if self.timestep_sampling == "logit_normal" else None
-        if not (logit or self.stratified_timesteps):
-            return Integer(Stream.TIMESTEP, num_levels)
         return Level(Stream.TIMESTEP, num_levels, logit, self.stratified_timesteps)
 
 

@@ -21,7 +21,7 @@ from ..data.control import make_filter
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Fingerprint, Source, find_difference
 from ..data.formats.open import build_indexes
-from ..data.inputs import Control, Integer, Level, Pixels, Strata
+from ..data.inputs import Control, Level, Pixels, Strata
 from ..data.order import Mix, Successors, Use, first_use, uses_of
 from ..data.text.tokenizer import load_tokenizer
 from ..diffusion.process import Process, log_snr
@@ -55,7 +55,7 @@ class Past:
     dataset: TextImageDataset
     order: Mix
     stand_ins: bool  # whether uses in place of bad rows are found
-    level: Integer | Level | None = None
+    level: Level | None = None
     log_snr: list[float] | None = None
 
     def see(self, rows: list[int]) -> dict:

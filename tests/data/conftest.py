@@ -13,7 +13,7 @@ from ppldm.data.filelist import read_sources, write_filelist
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.images import CropRule
-from ppldm.data.inputs import Control, Integer, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
+from ppldm.data.inputs import Control, Level, Moments, Normals, Pixels, Sizes, Sum, TextEmbeddings, Tokens, Uncached
 from ppldm.data.text.captions import CaptionRule
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.utils.rng import Stream
@@ -76,7 +76,7 @@ def latent_inputs(pixels_only=False, channels=4, factor=8, levels=1000, noise_of
     inputs |= {
         "input_ids": Tokens(8),
         "text_embeddings": TextEmbeddings(8, 4),
-        "timesteps": Integer(Stream.TIMESTEP, levels),
+        "timesteps": Level(Stream.TIMESTEP, levels),
         "noise": noise if noise_offset else noise.first,
         "sizes": Sizes(0.3),
     }

@@ -5,7 +5,7 @@ import paddle
 import pytest
 from tiny_model import make_batch, make_model
 
-from ppldm.data.inputs import Integer, Normals, Sum
+from ppldm.data.inputs import Level, Normals, Sum
 from ppldm.utils.rng import Stream
 
 
@@ -136,7 +136,7 @@ def test_what_a_batch_must_hold(tiny):
     shapes |= dict.fromkeys(noises, (4, 4, 8)) | {"moments": (2, 4, 4, 8), "uncached": (4,)}
     assert {name: one.shape(32, 64) for name, one in model.inputs.items()} == shapes
     assert plain.inputs.keys() == model.inputs.keys() - {"input_noise"}
-    assert plain.inputs["timesteps"] == Integer(Stream.TIMESTEP, 1000)
+    assert plain.inputs["timesteps"] == Level(Stream.TIMESTEP, 1000)
     assert plain.inputs["noise"] == Normals(Stream.NOISE, 4, 8) == model.inputs["noise"].first
     assert model.inputs["noise"] == Sum(plain.inputs["noise"], 0.5, Normals(Stream.NOISE_OFFSET, 4, None))
     assert model.inputs["input_noise"] == Sum("noise", 0.1, Normals(Stream.INPUT_PERTURBATION, 4, 8))

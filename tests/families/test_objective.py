@@ -5,7 +5,7 @@ import paddle
 import pytest
 from tiny_model import make_batch, make_model
 
-from ppldm.data.inputs import Integer, Level
+from ppldm.data.inputs import Level
 from ppldm.diffusion.process import P2, Adaptive, MinSNR
 from ppldm.families.ldm import LdmConfig
 from ppldm.networks.model import Loss
@@ -34,7 +34,7 @@ def test_weights_of_settings(settings, weighting):
 @pytest.mark.parametrize(
     "settings, expected",
     [
-        ({}, Integer(Stream.TIMESTEP, 1000)),
+        ({}, Level(Stream.TIMESTEP, 1000)),
         ({"timestep_sampling": "logit_normal", "logit_mean": 0.5}, Level(Stream.TIMESTEP, 1000, (0.5, 1.0))),
         ({"stratified_timesteps": True}, Level(Stream.TIMESTEP, 1000, None, True)),
     ],

@@ -90,9 +90,8 @@ def read_key(path: Path) -> CacheKey:
 
 
 class CachedFile:
-    """An open file, closed by `close()` or with the last reference. `codes`, `widths`, `heights`: see the module.
-    `num_variants`: of a row, at most. key: what it must be of; None for anything. Raises PartError where it is missing,
-    damaged or of another key."""
+    """An open file, closed by `close()` or with the last reference. `num_variants`: of a row, at most. key: what it
+    must be of; None for anything. Raises PartError where it is missing, damaged or of another key."""
 
     def __init__(self, path, key: CacheKey | None = None, writable: bool = False):
         self.path = Path(path)
@@ -116,22 +115,19 @@ class CachedFile:
         ]
         self.codes, self.widths, self.heights, self._ends, self._texts, states, checksums = views
         # Where the arrays of each row begin, and where the last ones end.
-        sizes = count_bytes(self.cells, self.key.dtype)[self.codes]
-        self._starts = end + np.concatenate([[0], np.cumsum(sizes)])
+        self._starts = end + np.cumsum([0, *count_bytes(self.cells, self.key.dtype)[self.codes]])
         if len(self._map) != self._starts[-1]:
             raise _damaged(self.path, f"it has {len(self._map)} bytes and not {self._starts[-1]}")
         if _checksum(views[:5]) != self.header["crc32"]:
             raise _damaged(self.path, "checksum")
-        shape = len(self), self.num_variants
-        self.states, self._checksums = states.reshape(shape), checksums.reshape(shape)
+        self.states, self._checksums = (one.reshape(len(self), self.num_variants) for one in (states, checksums))
         self._states_start, self._checksums_start = sections["states"][0], sections["checksums"][0]
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def check_engine(self, engine: str) -> None:
-        """Raises ConfigError where `engine` may not compute what is missing: it decides last bits, so that it is no
-        part of the key, but the rows of a file have all one."""
+        """Raises ConfigError where `engine` may not compute what is missing: the rows of a file have all one."""
         own = self.header.get("engine", EAGER)
         if engine != own:
             raise ConfigError(
@@ -159,8 +155,7 @@ class CachedFile:
         return decode_array(stored.reshape(self._shape(row)), self.key.dtype)
 
     def write(self, row: int, variant: int, array: np.ndarray) -> np.ndarray | None:
-        """Keep an array, float32, and return it as it will be read; where it is not finite, also only after rounding,
-        mark the row as bad and return None. Raises OSError."""
+        """Keep an array, float32, and return it as it will be read; None for one not finite. Raises OSError."""
         stored = encode_array(array, self.key.dtype)
         rounded = decode_array(stored, self.key.dtype)
         if not np.isfinite(rounded).all():
@@ -169,15 +164,13 @@ class CachedFile:
         if rounded.shape != self._shape(row):
             raise ValueError(f"an array of shape {rounded.shape} is not of row {row}, {self._shape(row)}")
         self._put(self._place(row, variant).start, stored)
-        self._put_checksum(row, variant, isal_zlib.crc32(stored))
-        self._set_state(row, variant, PRESENT)
+        self._settle(row, variant, PRESENT, isal_zlib.crc32(stored))
         return rounded
 
     def mark_bad(self, row: int, variant: int, reason: str) -> None:
         """Keep why a row cannot be used: the reason of a RowError."""
         state = _FIRST_REASON + REASONS.index(reason if reason in REASONS else "other")
-        self._put_checksum(row, variant, isal_zlib.crc32(bytes([state])))
-        self._set_state(row, variant, state)
+        self._settle(row, variant, state, isal_zlib.crc32(bytes([state])))
 
     def forget(self, row: int, variant: int) -> None:
         """Make an array missing."""
@@ -202,8 +195,8 @@ class CachedFile:
         return RowError(reason, f"{self.path} row {row} could not be encoded ({reason})") if reason else None
 
     def copy_rows(self, path: Path, key: CacheKey, rows: list[int]) -> None:
-        """Write a file of `key` with these rows alone, and what is there of them. What depends on the number of its row
-        is missing where that is another now. Raises OSError."""
+        """Write a file of `key` with what is there of these rows; without what depends on a number that is another now.
+        Raises OSError."""
         own = ("key", "rows", "text_bytes", "crc32")
         header = {name: value for name, value in self.header.items() if name not in own}
         codes, sizes = self.codes[rows], np.stack([self.widths, self.heights])[:, rows]
@@ -217,8 +210,7 @@ class CachedFile:
                         continue
                     if state == PRESENT:
                         copy._put(copy._place(number, variant).start, self._map[self._place(row, variant)])
-                    copy._put_checksum(number, variant, self._checksums[row, variant])
-                    copy._set_state(number, variant, state)
+                    copy._settle(number, variant, state, self._checksums[row, variant])
             copy.flush()
 
     def flush(self) -> None:
@@ -233,8 +225,10 @@ class CachedFile:
         start = int(self._starts[row]) + variant * size
         return slice(start, start + size)
 
-    def _put_checksum(self, row: int, variant: int, checksum: int) -> None:
+    def _settle(self, row: int, variant: int, state: int, checksum: int) -> None:
+        """Of an array that is written: the checksum, then the state."""
         self._put(self._checksums_start + 4 * (row * self.num_variants + variant), np.array([checksum], "<u4"))
+        self._set_state(row, variant, state)
 
     def _set_state(self, row: int, variant: int, state: int) -> None:
         self._put(self._states_start + row * self.num_variants + variant, bytes([state]))
@@ -259,8 +253,7 @@ def unfinished_path(target: Path) -> Path:
 
 
 def find_cached(part: Path, key: CacheKey, folder: Path | None) -> Path:
-    """The file of `key` for a part. Raises PartError, which says in what the files that are there differ, and the
-    command that makes what is missing."""
+    """The file of `key` for a part. Raises PartError: in what others differ, and the command that makes it."""
     path = cached_path(part, key, folder)
     if path.is_file():
         return path
@@ -276,8 +269,7 @@ def find_cached(part: Path, key: CacheKey, folder: Path | None) -> Path:
 
 
 def find_alike(part: Path, key: LatentsKey, folder: Path | None) -> list[Path]:
-    """The files of a part whose latents are as of this key, whichever shapes they have; the key's own file first.
-    Raises PartError, as `find_cached`, where there are none."""
+    """The files of a part with latents as of this key, of whichever shapes; its own first. Raises as `find_cached`."""
     own, alike = cached_path(part, key, folder), []
     for path in list_cached(own.parent, part.name):
         with suppress(PartError):  # a damaged one, which serves nobody
@@ -293,10 +285,8 @@ def list_cached(folder: Path, part: str, suffix: str = LatentsKey.suffix) -> lis
     return []
 
 
-@lru_cache(maxsize=8)
-def _list_once(folder: Path, changed: int) -> dict[str, list[Path]]:
-    """Of so many parts, each would else list the whole folder."""
-    return list_files(folder)
+# Of so many parts, each would else list the whole folder.
+_list_once = lru_cache(maxsize=8)(lambda folder, changed: list_files(folder))
 
 
 def list_files(folder: Path) -> dict[str, list[Path]]:
@@ -384,7 +374,7 @@ def _damaged(what, how: str) -> PartError:
 
 
 def create_latents(path: Path, key: LatentsKey, header: dict, part: Rows) -> None:
-    """`cached.file.create_file` for the rows of a part. Raises OSError."""
+    """`create_file` for the rows of a part. Raises OSError."""
     sizes = np.stack([part.widths, part.heights])
     create_file(path, key, header, key.find_codes(*sizes), sizes, read_texts(part))
 
@@ -426,8 +416,8 @@ class Latents(CachedFile):
 
 
 class CachedRows(Rows):
-    """The rows of a part that is not on this machine, from its latents: texts and sizes, and no picture. path: where it
-    would lie. source: how to read it. Raises PartError without latents of it."""
+    """The rows of a part that is not here, from its latents: texts and sizes, and no picture. path: where it would lie.
+    Raises PartError without latents of it."""
 
     has_images = False
 
@@ -444,7 +434,7 @@ class CachedRows(Rows):
                 "say which; keep them in folders of their own"
             )
         self._latents = Latents(found[0])  # of any key, since texts and sizes are the same in all
-        key = self._latents.key
+        key, self.close = self._latents.key, self._latents.close
         self.widths, self.heights = np.asarray(self._latents.widths), np.asarray(self._latents.heights)
         prompts = () if key.idx_to_prompt is None else (zlib.crc32(key.idx_to_prompt.encode()),)
         self.identity = (*key.part, *prompts)
@@ -458,10 +448,6 @@ class CachedRows(Rows):
         return self._latents.texts(row)
 
     def read_preview(self, row: int) -> np.ndarray | None:
-        """The latents of a row's first crop, float32 [C, h, w]; None where they are missing. Raises RowError,
-        PartError."""
+        """The latents of a row's first crop, float32 [C, h, w]; None if missing. Raises RowError, PartError."""
         moments = self._latents.read(row, 0)
         return None if moments is None else moments[0]
-
-    def close(self) -> None:
-        self._latents.close()

@@ -1,8 +1,6 @@
-"""What a file of cached latents, or of embeddings of captions, was made of.
-
-Arrays of one key are the same numbers wherever they are made; those of another key are never used. A file has the first
-digits of its key's digest in its name, the key in its header, so that a mismatch is said in words.
-"""
+"""What a file of cached latents, or of embeddings, was made of. Arrays of one key are the same numbers wherever they
+are made; those of another are never used. A file has the first digits of its key's digest in its name, the key in its
+header, so that a mismatch is said in words."""
 
 import json
 from dataclasses import asdict, dataclass, replace
@@ -23,8 +21,7 @@ Key = TypeVar("Key", bound="CacheKey")
 
 @dataclass(frozen=True)
 class Cells:
-    """The arrays of the rows of a file. shapes, counts: by the code of a row, of each of its arrays, and how many it
-    has. variants: the most that a row has."""
+    """shapes, counts: of each array of a row, and how many it has, by its code. variants: the most that a row has."""
 
     shapes: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
@@ -61,7 +58,6 @@ class CacheKey:
 
     @classmethod
     def from_facts(cls, facts: dict) -> "CacheKey":
-        """The inverse of `facts`. Raises TypeError, KeyError or ValueError for what are not those of a key."""
         return cls(**{name: _frozen(value) for name, value in facts.items()})
 
     @property
@@ -82,8 +78,7 @@ class CacheKey:
 @dataclass(frozen=True, kw_only=True)
 class LatentsKey(CacheKey):
     """autoencoder: `weights.components.encoder_digest`. shapes: (height, width) in pixels of the crops, in the order of
-    the codes of rows. crops: `CropRule.kind`. upscale: whether pictures may be enlarged. Moments are stored without the
-    scaling factor."""
+    the codes of rows. crops: `CropRule.kind`. upscale: whether pictures may be enlarged."""
 
     what: ClassVar[str] = "latents"
     suffix: ClassVar[str] = ".latents"
@@ -126,8 +121,7 @@ class LatentsKey(CacheKey):
         return (int(self.crops) if self.crops.isdigit() else 1) * (2 if self.flips else 1)
 
     def find_codes(self, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
-        """The code of each row's shape, uint8, by its picture's sides in pixels; all have one where there is but one,
-        else `shapes.NO_SHAPE` where none will do."""
+        """The code of each row's shape, uint8, by its sides in pixels; `NO_SHAPE` where none of several will do."""
         if len(self.shapes) == 1:
             return np.zeros(len(widths), np.uint8)
         return ShapeRule(self.shapes, self.upscale).assign(widths, heights)[0]
@@ -135,8 +129,7 @@ class LatentsKey(CacheKey):
     @property
     def label(self) -> str:
         (height, width), *others = self.shapes
-        more = f" and {count_of(len(others), 'other shape')}" if others else ""
-        return f"crops of {width} x {height}{more}"
+        return f"crops of {width} x {height}" + (f" and {count_of(len(others), 'other shape')}" if others else "")
 
     @property
     def command(self) -> str:
@@ -152,9 +145,8 @@ class LatentsKey(CacheKey):
 class EmbeddingsKey(CacheKey):
     """text_encoder, tokenizer: `weights.components.text_encoder_digest`, the tokenizer's `digest`. model_max_length:
     tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is causal. captions,
-    caption_choice, clean_captions: which of a row's texts there are, in which order, and what is made of them
-    (`CaptionRule.texts`). text_projection: whether the projected caption is there too, behind the hidden states, which
-    are then those before the last norm."""
+    caption_choice, clean_captions: which texts of a row (`CaptionRule.texts`). text_projection: whether the projected
+    caption is there too, behind the hidden states, which are then those before the last norm."""
 
     what: ClassVar[str] = "text embeddings"
     suffix: ClassVar[str] = ".embeddings"
@@ -195,9 +187,10 @@ class EmbeddingsKey(CacheKey):
         words = f"ppldm precompute FILELIST --text-encoder DIR --model-max-length {self.model_max_length}"
         words += f" --captions {','.join(f'{name}:1' for name in self.captions)}" if self.captions else ""
         words += f" --caption-choice {self.caption_choice}" if self.caption_choice != "random" else ""
-        words += f" --text-dtype {self.dtype}" + (" --clean-captions" if self.clean_captions else "")
-        words += " --text-projection" if self.text_projection else ""
-        return words + (" --mask-pad-tokens" if self.mask_pad_tokens else "")
+        words += f" --text-dtype {self.dtype}"
+        for name in ("clean_captions", "text_projection", "mask_pad_tokens"):
+            words += f" --{name.replace('_', '-')}" * getattr(self, name)
+        return words
 
 
 def _frozen(value):

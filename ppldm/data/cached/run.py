@@ -1,9 +1,7 @@
-"""The moments and the embeddings of a run's rows, from the cached files of their parts.
+"""The moments and the embeddings of a run's rows, from the cached files of their parts, or from shards of MDS.
 
-A part of a list with `latents=cached` has all of its rows in a file of cached latents, or, a shard of MDS, in itself.
 With `latents=ondemand` a row that is missing is read as a picture, encoded in the step that first sees it, and kept,
 rounded as it is kept: all later epochs see the same numbers, and `ppldm precompute` could have made the file.
-
 Embeddings are those of the texts that may be drawn of a row, in the order of `CaptionRule.texts`, as many as the row's
 code says; a row behind the last of the part is the empty caption. Their files hold neither texts nor sizes.
 """
@@ -15,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from ...config.data import EAGER
-from ...utils.errors import ConfigError, OutputError, PartError, RowError
+from ...utils.errors import ConfigError, PartError, RowError
 from ...utils.files import make_output_dir
 from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ...utils.text import count_of
+from ..formats.base import writing
 from ..formats.index import build_lock
 from ..formats.open import LastUsed, OpenParts
 from ..formats.row import Row
@@ -73,9 +72,8 @@ class _OfParts:
 
 
 class CachedMoments(_OfParts):
-    """Moments; a part that is trained on as pictures has none. shapes: (height, width) in pixels of the crops.
-    selection: the rows of the run. `keeps`: whether what is missing is kept. Raises ConfigError where crops are not
-    enumerated, PartError where latents are missing or of something else."""
+    """Moments; a part that is trained on as pictures has none. shapes: (height, width) in pixels of the crops. `keeps`:
+    whether what is missing is kept. Raises ConfigError for crops that are not enumerated, PartError without latents."""
 
     def __init__(
         self, rule: LatentsRule, moments: Moments, crops: CropRule, shapes: list, parts: OpenParts, selection: Selection
@@ -96,12 +94,12 @@ class CachedMoments(_OfParts):
     def read(self, number: int, row: int, variant: int, size: tuple[int, int]) -> tuple[Row, np.ndarray] | None:
         """(the texts of row `row` of part `number`, moments float32 [2, C, h, w] of a variant, of pictures of that
         height and width); None where it is to be read as a picture. Raises RowError, PartError, OutputError."""
-        files, on_demand = self._open.get(number), self._mode(number) == "ondemand"
+        files, mode = self._open.get(number), self._mode(number)
         for latents in [one for one in files if one.shape(row) == tuple(size)]:
-            if (moments := latents.read(row, variant, on_demand)) is not None:
+            if (moments := latents.read(row, variant, mode == "ondemand")) is not None:
                 break
         else:
-            if self._mode(number) != "cached":
+            if mode != "cached":
                 return None
             raise PartError(
                 f"{files[0].path} lacks latents of row {row}; complete it with `{self._place(number)[1].command}`, or "
@@ -119,9 +117,8 @@ class CachedMoments(_OfParts):
                 latents.mark_bad(row, variant, reason)
 
     def keep(self, places: np.ndarray, moments: np.ndarray) -> np.ndarray:
-        """Moments [M, 2, C, h, w] float32 that were just computed, as they will be read again: kept where that was
-        asked for. places: int64 [M, 3], part, row in it and variant. Those that are not finite are kept as bad rows,
-        and returned as they are."""
+        """Moments [M, 2, C, h, w] float32 that were just computed, as they will be read again. places: int64 [M, 3],
+        part, row in it and variant. Those that are not finite are kept as bad rows, and returned as they are."""
         moments = moments.copy()
         for (number, row, variant), one in zip(places.tolist(), moments, strict=True):
             if self._mode(number) == "ondemand":
@@ -177,21 +174,15 @@ class CachedMoments(_OfParts):
         """Make the file of a part's latents, without any, where it is not there yet; by one of all processes."""
         make_output_dir(target.parent)
         with build_lock(target):
-            if target.is_file():
-                return
-            header, part = {"channels": self.moments.channels, "factor": self.moments.factor}, self._parts[number]
-            get_logger().info("reading the texts of %s, once", part.path)
-            try:
-                create_latents(target, key, header, part)
-            except OSError as error:
-                raise OutputError(
-                    f"cannot write {target}: {error.strerror or error}; free some space, or set --latents_dir"
-                ) from error
+            if not target.is_file():
+                header, part = {"channels": self.moments.channels, "factor": self.moments.factor}, self._parts[number]
+                get_logger().info("reading the texts of %s, once", part.path)
+                with writing(target, "free some space, or set --latents_dir"):
+                    create_latents(target, key, header, part)
 
 
 class CachedEmbeddings(_OfParts):
-    """Embeddings. embeddings: the input of the model. Raises ConfigError where captions cannot be enumerated, PartError
-    where embeddings are missing or of something else."""
+    """Embeddings. Raises ConfigError where captions cannot be enumerated, PartError where embeddings are missing."""
 
     def __init__(self, rule: EmbeddingsRule, embeddings: TextEmbeddings, captions: CaptionRule, parts: OpenParts):
         super().__init__(rule.key.with_captions(captions), parts)
@@ -199,8 +190,7 @@ class CachedEmbeddings(_OfParts):
         map_in_threads(self._find, range(len(parts.names)), "looking for text embeddings")
 
     def read(self, number: int, row: int, place: int | None) -> np.ndarray:
-        """float32 [L, D] of the text at `place` among those of row `row` of part `number`; None: of the empty caption.
-        Raises RowError, PartError."""
+        """float32 [L, D] of the text at `place` of a row; None: of the empty caption. Raises RowError, PartError."""
         file = self._open.get(number)
         found = file.read(len(file) - 1, 0) if place is None else file.read(row, place)
         if found is None:

@@ -1,14 +1,12 @@
-"""What all formats share: rows that an index finds in one file, read one at a time; and copies of files that have no
-way into their middle.
+"""What all formats share: rows that an index finds in one file, read one at a time; and copies of some files.
 
 The state of an open file is looked at once with every read, so that a change is noticed at the next row: a file that
 was only touched or copied back is opened again and read on; one of another content is an error, never a wrong row.
 
 Ordinary gzip, parquet and compressed shards of MosaicML have no way into their middle. Such a file is rewritten once,
 when its rows are first wanted, as a part of plain text, or as the shard without its compression. The copy lies in the
-cache folder, under the content of its source, so that a source that was moved or touched finds it again. Copies take at
-most `PPLDM_COPIES_GB` (32), and half of what the disk has for them; those used last stay. One that is removed while it
-is open is still read.
+cache folder, under the content of its source. Copies take at most `PPLDM_COPIES_GB` (32), and half of what the disk has
+for them; those used last stay. One that is removed while it is open is still read.
 """
 
 import math
@@ -16,9 +14,9 @@ import os
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from glob import escape
 from pathlib import Path
 from typing import BinaryIO
@@ -117,90 +115,55 @@ def file_state(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class Copy:
-    """The copy of a file, opened with the first read and made where it is not there. content: (bytes, CRC-32) of the
-    source. kind: a suffix that tells apart what is made of one file. blocks: what the copy holds, read from the source.
-    What `read` opened is closed by `close()` or with the last reference."""
-
-    def __init__(self, path: Path, content: tuple[int, int], kind: str, blocks: Callable[[], Iterable[bytes]]):
-        self._path, self._content, self._kind, self._blocks = path, content, kind, blocks
-        self._file: BinaryIO | None = None
-
-    def read(self, offset: int, length: int, where: str) -> bytes:
-        """Bytes [offset, offset + length); fewer at the end. where: for errors. Raises PartError, OutputError."""
+def open_copy(path: Path, content: tuple[int, int], kind: str, make: Callable[[], object]) -> BinaryIO:
+    """The copy of a file as a binary file that is not buffered, which the caller closes. content: (bytes, CRC-32) of
+    the source. kind: a suffix that tells apart what is made of one file. make: does it by `making_copy` where it is not
+    there. Raises PartError, OutputError."""
+    place = _place(path, content, kind)
+    for _ in range(_ATTEMPTS):
         try:
-            return os.pread(self._kept_open().fileno(), length, offset)
-        except OSError as error:
-            raise unreadable(where, error) from error
-
-    def count_bytes(self) -> int:
-        """How long the copy is. Raises PartError, OutputError."""
-        return os.fstat(self._kept_open().fileno()).st_size
-
-    def close(self) -> None:
-        """Give the file back."""
-        if self._file:
-            self._file.close()
-
-    def _kept_open(self) -> BinaryIO:
-        if self._file is None:
-            self._file = self.open()
-            weakref.finalize(self, self._file.close)
-        return self._file
-
-    def open(self) -> BinaryIO:
-        """The copy as a binary file that is not buffered; the caller closes it. Raises PartError, OutputError."""
-        place = _place(self._path, self._content, self._kind)
-        for _ in range(_ATTEMPTS):
-            try:
-                file = open(place, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
-                if os.access(place, os.W_OK):  # a cache of somebody else's may be read all the same
-                    os.utime(file.fileno())
-                return file
-            except FileNotFoundError:  # not there yet, or just removed in favour of others
-                make_output_dir(place.parent)
-                with build_lock(place):
-                    if not place.exists():
-                        self._make()
-        raise OutputError(f"{place} is removed as soon as it is made; {_REMEDY}")
-
-    def _make(self) -> None:
-        if measure_file(self._path) != self._content:
-            raise changed(self._path)
-        with making_copy(self._path, self._content, self._kind) as write:
-            for block in self._blocks():
-                write(block)
+            file = open(place, "rb", buffering=0)  # noqa: SIM115 (the caller closes it)
+            if os.access(place, os.W_OK):  # a cache of somebody else's may be read all the same
+                os.utime(file.fileno())
+            return file
+        except FileNotFoundError:  # not there yet, or just removed in favour of others
+            make_output_dir(place.parent)
+        with build_lock(place):
+            if not place.exists():
+                if measure_file(path) != content:
+                    raise changed(path)
+                make()
+    raise OutputError(f"{place} is removed as soon as it is made; {_REMEDY}")
 
 
 @contextmanager
 def making_copy(path: Path, content: tuple[int, int], kind: str) -> Iterator[Callable[[bytes], None]]:
-    """What writes the copy of a file, block by block, and which is there when all went well. Raises OutputError, and
-    PartError for a file whose copy would be larger than all copies may be."""
+    """What writes the copy of a file, block by block. Raises OutputError, and PartError for what is too large."""
     place, limit = _place(path, content, kind), _limit_bytes()
     make_output_dir(place.parent)
 
     def write(block: bytes) -> None:
         if file.tell() + len(block) > limit:
             raise PartError(f"{path} holds more than the {limit / 1e9:g} GB that copies may take; {_REMEDY}")
-        try:
+        with writing(place, _REMEDY):
             file.write(block)
-        except OSError as error:
-            raise _cannot_write(place, error) from error
 
-    try:
-        with atomic_write(place) as file:
-            try:
-                yield write
-            except OSError as error:
-                raise PartError(f"cannot read {path} ({error.strerror or error}); get it again") from error
-    except OSError as error:
-        raise _cannot_write(place, error) from error
+    with writing(place, _REMEDY), atomic_write(place) as file:
+        try:
+            yield write
+        except OSError as error:
+            raise PartError(f"cannot read {path} ({error.strerror or error}); get it again") from error
     get_logger().info("%s is not read at random: its rows were copied into %s", path, place.parent)
     _remove_oldest(place)
 
 
-def _cannot_write(place: Path, error: OSError) -> OutputError:
-    return OutputError(f"cannot write {place} ({error.strerror or error}); {_REMEDY}")
+@contextmanager
+def writing(path: Path, remedy: str) -> Iterator[None]:
+    """Makes of an OSError an OutputError that names what cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def drop_copies(path: Path) -> None:
@@ -249,11 +212,13 @@ def _warn_of_room(folder: Path) -> None:
 
 
 class IndexedRows(Rows, ABC):
-    """Rows that can be read in any order, of a file or folder in some format. A format says how to find its rows
-    (`_build`), what the bytes of one mean (`_decode`), and in which `spec` its index is kept, another one for each
-    `layout`. Raises PartError for what is missing, empty, truncated or of another format."""
+    """Rows of a file or folder that an index finds. A format says how to find its rows (`_build`), what the bytes of
+    one mean (`_decode`), and in which `spec` its index is kept, another one for each `layout`. With a `_copy_kind` rows
+    are read from a copy of the file, in which offsets count. Raises PartError for what is missing, empty, truncated or
+    of another format."""
 
     spec: IndexSpec
+    _copy_kind = ""
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         self.path, self.spec = Path(path), self.spec.of_layout(layout)
@@ -265,11 +230,10 @@ class IndexedRows(Rows, ABC):
         self.widths, self.heights = self._index.widths, self._index.heights
         self.identity: tuple[int, ...] = (self._index.part_bytes, self._index.part_crc32)
         self._file = OpenFile(stored, self.identity, state if stored == self.path else None)
-        self._copy = self._find_copy()
 
     def close(self) -> None:
         self._file.close()
-        if self._copy:
+        if "_copy" in vars(self):
             self._copy.close()
         if self._release:
             self._release()
@@ -294,18 +258,26 @@ class IndexedRows(Rows, ABC):
 
     def _read_stored(self, offset: int, length: int, where: str) -> bytes:
         """Bytes of the file, or of its copy; fewer at the end. Raises PartError, OutputError."""
-        if self._copy is None:
+        if not self._copy_kind:
             return self._file.read(offset, length, where)
         self._file.read(0, 0, where)  # notices a change
-        return self._copy.read(offset, length, where)
+        try:
+            return os.pread(self._copy.fileno(), length, offset)
+        except OSError as error:
+            raise unreadable(where, error) from error
 
-    def _find_copy(self) -> Copy | None:
-        """Where rows are read, and offsets count, where the file has no way into its middle."""
-        return None
+    @cached_property
+    def _copy(self) -> BinaryIO:
+        copy = open_copy(self.path, self.identity[:2], self._copy_kind, self._make_copy)
+        weakref.finalize(self, copy.close)
+        return copy
+
+    def _make_copy(self) -> None:
+        self._build()
 
     @abstractmethod
     def _build(self) -> tuple[Path, Index]:
-        """(the file with the rows, its index), the latter stored for the next time."""
+        """(the file with the rows, its index), the latter stored for the next time; and the copy, if there is one."""
 
     @abstractmethod
     def _decode(self, data: bytes, where: str) -> Row:

@@ -9,17 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ...utils.errors import PartError, RowError
-from .base import (
-    MAX_ROW_BYTES,
-    ROWS_TO_TRY,
-    IndexedRows,
-    find_column,
-    indexing,
-    is_plain,
-    read_file,
-    read_image_size,
-    store_rows,
-)
+from . import base
 from .index import CSV_RECORDS, Index, IndexSpec, stat_part
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .row import Row, decode_text, find_name
@@ -32,12 +22,11 @@ CAPTION_COLUMNS = ("text", "caption", "title", "txt", "prompt", "TEXT", "descrip
 _TEXT_COLUMNS = {*IMAGE_COLUMNS, *CAPTION_COLUMNS, "key"}  # whose numbers stay text
 
 # A field that is longer is an error of the whole table; by default that is 131,072 characters.
-csv.field_size_limit(MAX_ROW_BYTES)
+csv.field_size_limit(base.MAX_ROW_BYTES)
 
 
-class CsvTable(IndexedRows):
-    """The records of a CSV file: the first column of IMAGE_COLUMNS that is there names the picture, the first of
-    CAPTION_COLUMNS is the caption."""
+class CsvTable(base.IndexedRows):
+    """The records of a CSV file, by the first columns of IMAGE_COLUMNS and CAPTION_COLUMNS that are there."""
 
     spec = IndexSpec((CSV_RECORDS,))
 
@@ -49,15 +38,16 @@ class CsvTable(IndexedRows):
 
     def _build(self) -> tuple[Path, Index]:
         table, with_size = [], 0
-        with open(self.path, "rb") as file, indexing(self.path, self.path.stat().st_size, "B") as bar:
+        with open(self.path, "rb") as file, base.indexing(self.path, self.path.stat().st_size, "B") as bar:
             for offset, length, fields in read_table(file, self.path)[1]:
                 size = 0, 0
                 if len(fields) == len(self._columns):
                     name = find_image(dict(zip(self._columns, fields, strict=True)))
-                    size = read_image_size(self.path.parent / name) if name and not leads_out(self.path, name) else size
+                    if name and not leads_out(self.path, name):
+                        size = base.read_image_size(self.path.parent / name)
                 with_size += size != (0, 0)
                 table.append((offset, length, *size))
-                if len(table) == ROWS_TO_TRY and not with_size:
+                if len(table) == base.ROWS_TO_TRY and not with_size:
                     break
                 bar.update(offset + length - bar.n)
         if table and not with_size:
@@ -65,7 +55,7 @@ class CsvTable(IndexedRows):
                 f"none of the first {len(table)} pictures that {self.path} names can be read; they are looked for from "
                 f"the folder {self.path.parent.resolve()}"
             )
-        return store_rows(self.path, self.spec, table)
+        return base.store_rows(self.path, self.spec, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         try:
@@ -81,7 +71,7 @@ def list_images(path: Path, has_control: bool = False) -> Iterator[Path]:
     with open(path, "rb") as file:
         columns, records = read_table(file, path, has_control)
         kinds = (IMAGE_COLUMNS, CONTROL_COLUMNS) if has_control else (IMAGE_COLUMNS,)
-        named = [columns.index(find_column(columns, kind, path)) for kind in kinds]
+        named = [columns.index(base.find_column(columns, kind, path)) for kind in kinds]
         yield from (path.parent / fields[one] for _, _, fields in records for one in named if one < len(fields))
 
 
@@ -93,7 +83,7 @@ def read_table(file, path: Path, has_control: bool = False) -> tuple[list[str], 
     if columns is None:
         raise PartError(f"{path} is empty; its first line should name the columns, such as dir,text")
     for names in (IMAGE_COLUMNS, CAPTION_COLUMNS, *((CONTROL_COLUMNS,) if has_control else ())):
-        find_column(columns, names, path)
+        base.find_column(columns, names, path)
     return columns, records
 
 
@@ -142,9 +132,8 @@ def leads_out(table: Path, name: str) -> bool:
 def make_row(
     values: Mapping, table: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS, has_control: bool = False
 ) -> Row:
-    """The row of a line of a table, its values by column; `names` of the picture as `find_image` takes them. Raises
-    RowError "no_image", "outside", "no_control" where `has_control` asks for a second image, "no_caption",
-    "empty_caption", "unreadable"."""
+    """The row of a line of a table, its values by column; `names` as `find_image` takes them. Raises RowError
+    "no_image", "outside", "no_control" for `has_control`, "no_caption", "empty_caption", "unreadable"."""
     image = find_image(values, names)
     if image is None:
         raise RowError("no_image", f"{where} names no picture ({', '.join(names)})")
@@ -162,9 +151,9 @@ def make_row(
     if not text:
         raise RowError("empty_caption", f"{where} has an empty caption")
     used = {_first(values, names), caption, _first(values, CONTROL_COLUMNS) if has_control else None}
-    meta = {name: value for name, value in values.items() if name not in used and is_plain(value) and value != ""}
-    control = read_file(table.parent, second, where) if second else b""
-    return Row(text, read_file(table.parent, image, where), {"key": Path(image).stem, **meta}, control=control)
+    meta = {name: value for name, value in values.items() if name not in used and base.is_plain(value) and value != ""}
+    control = base.read_file(table.parent, second, where) if second else b""
+    return Row(text, base.read_file(table.parent, image, where), {"key": Path(image).stem, **meta}, control=control)
 
 
 def _first(values: Mapping, names: tuple[str, ...]) -> str | None:

@@ -1,39 +1,45 @@
-"""`format=folder`: a folder of pictures with captions, `0000.jpg` + `0000.txt` (+ `0000.json`), one base name a row;
-img2dataset calls it `files`. Each folder that holds pictures is a part.
+"""`format=folder`: a folder of pictures with captions, one base name a row; img2dataset calls it `files`. Each folder
+that holds pictures is a part. WebDataset tars hold the same files:
+
+0000.jpg (or .jpeg .png .webp)    the picture; where none of these is there .jfif .gif .bmp .tif .tiff .avif
+0000.txt (or .caption)            the caption; runs of white space count as one space
+0000.cls                          or else the number of a class, of which a table tells the caption
+0000.json                         metadata, an object; may be missing; or else the caption is there, as CAPTION_KEYS say
+0000.control.png (or .jpg …)      the second image, in `layout=control`, where every sample must have one
 
 The list of names is kept in the cache folder, one for each time of change of the folder, with an index; contents are
-read from the folder. A million names take some 20 MB: they are kept as bytes, and sorted `_RUN` at a time.
+read from the folder. A million names take some 20 MB, as bytes.
 """
 
-import heapq
 import json
+import math
 import os
 import time
 from array import array
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from unicodedata import normalize
 
-from ...utils.errors import OutputError, PartError, RowError
+from ...utils.errors import PartError, RowError
 from ...utils.files import atomic_write, make_output_dir
 from ...utils.log import get_logger
-from .base import IndexedRows, gone, indexing, read_file, read_image_size, store_rows
+from .base import IndexedRows, gone, indexing, read_file, read_image_size, store_rows, writing
 from .index import FILE_NAMES, Index, IndexSpec, stat_part
-from .row import Row
-from .sample_files import (
-    CAPTION_SUFFIXES,
-    CONTROL_SUFFIXES,
-    IMAGE_SUFFIXES,
-    PICTURE_SUFFIXES,
-    SUFFIXES,
-    assemble_row,
-    image_places,
-)
+from .row import Row, decode_text, find_name
 
-_RUN, _BLOCK = 100_000, 1000
+_USUAL, _OTHERS = ("jpg", "jpeg", "png", "webp"), ("jfif", "gif", "bmp", "tif", "tiff", "avif")
+IMAGE_SUFFIXES = (*_USUAL, *_OTHERS)
+# Of pictures that Pillow does not read, or not without more packages.
+UNREAD_SUFFIXES = ("heic", "heif", "jxl", "jp2", "psd", "svg", "dng", "cr2", "cr3", "nef", "arw")
+PICTURE_SUFFIXES = (*IMAGE_SUFFIXES, *UNREAD_SUFFIXES)
+CONTROL_SUFFIXES = tuple(f"control.{suffix}" for suffix in IMAGE_SUFFIXES)
+CAPTION_SUFFIXES = ("txt", "caption")
+CAPTION_KEYS = ("text", "caption", "txt", "TEXT", "prompt")
+SUFFIXES = (*PICTURE_SUFFIXES, *CAPTION_SUFFIXES, "json", "cls")
+# In layout=control.
+ALL_SUFFIXES = (*SUFFIXES, *CONTROL_SUFFIXES)
 # A folder that changed so short a time ago may change again within one tick of its time of change.
 _SETTLED_SECONDS = 2.0
 
@@ -49,8 +55,7 @@ def split_name(name: str, has_control: bool = False) -> tuple[str, str]:
 
 
 def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
-    """(name, whether it is a folder) of what a folder holds. Hidden ones do not count, and folders that are links are
-    not followed, which the log says. Raises OSError."""
+    """(name, whether a folder) of what a folder holds; neither hidden ones nor links to folders. Raises OSError."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == ".":
@@ -62,8 +67,7 @@ def entries_of(folder: Path) -> Iterator[tuple[str, bool]]:
 
 
 def picture_folders(root: Path, besides: Collection[str] = ()) -> list[Path]:
-    """A folder and those below it, at all levels, that hold pictures themselves. besides: absolute paths of those that
-    are left out with what is below them. Raises OSError."""
+    """A folder and those below it that hold pictures; not what is below `besides`, absolute paths. Raises OSError."""
     found, waiting = [], [root]
     while waiting:
         folder, inner, has_pictures = waiting.pop(), [], False
@@ -93,24 +97,22 @@ def find_caption(picture: Path) -> Path | None:
 
 
 class FolderNames:
-    """A sequence of the samples of a folder: each the names of its files, sorted; samples sorted by base name. Files
-    with `sample_files.SUFFIXES` count, in either case. Hidden files and folders do not, and a `.json` by itself is not
-    a sample. `has_images`: whether any name is that of an image. Raises OSError."""
+    """The samples of a folder, sorted by base name: each the sorted names of its files of `SUFFIXES`, not hidden. A
+    `.json` by itself is not a sample. `has_images`: whether any name is that of an image. Raises OSError."""
 
     def __init__(self, folder: Path, has_control: bool = False):
         split = partial(split_name, has_control=has_control)
         self.has_images = False
         self._names, self._starts = bytearray(), array("q")
         with os.scandir(folder) as entries:
-            names = (
+            names = sorted(
                 entry.name
                 for entry in entries
                 if entry.name[0] != "." and split_name(entry.name)[1] in SUFFIXES and not entry.is_dir()
             )
-            runs = list(_sorted_runs(names, split))
-        ordered = heapq.merge(*(_read_run(run, split) for run in runs))
-        for _, group in groupby(ordered, key=lambda pair: pair[0]):
-            own = [name for _, name in group]
+        names.sort(key=lambda name: split(name)[0])
+        for _, group in groupby(names, key=lambda name: split(name)[0]):
+            own = [*group]
             kinds = {split(name)[1] for name in own}
             self.has_images |= not kinds.isdisjoint(PICTURE_SUFFIXES)
             if kinds != {"json"}:
@@ -127,23 +129,6 @@ class FolderNames:
         return os.fsdecode(bytes(self._names[self._starts[number] : self._starts[number + 1]])).split("\0")
 
 
-def _sorted_runs(names: Iterator[str], split: Callable) -> Iterator[list[bytes]]:
-    """Runs of sorted names as blocks of bytes."""
-    while run := [(split(name)[0], name) for name in islice(names, _RUN)]:
-        run.sort()
-        yield [
-            os.fsencode("\0".join(name for _, name in run[start : start + _BLOCK]))
-            for start in range(0, len(run), _BLOCK)
-        ]
-
-
-def _read_run(run: list[bytes], split: Callable) -> Iterator[tuple[str, str]]:
-    """(base name, name) of a sorted run."""
-    for block in run:
-        for name in os.fsdecode(block).split("\0"):
-            yield split(name)[0], name
-
-
 class ImageFolder(IndexedRows):
     """The rows of a folder in the order of their base names."""
 
@@ -153,7 +138,11 @@ class ImageFolder(IndexedRows):
         listing = self.spec.copy_path(self.path, stat_part(self.path, self.spec))
         samples, table, offset = list_samples(self.path, self._has_control), [], 0
         make_output_dir(listing.parent)
-        with indexing(self.path, len(samples), "row") as bar, _writing(listing) as file:
+        with (
+            indexing(self.path, len(samples), "row") as bar,
+            writing(listing, "free some space or set PPLDM_CACHE_DIR"),
+            atomic_write(listing, "w", encoding="utf-8") as file,
+        ):
             for names in samples:
                 images = image_places([split_name(name, self._has_control)[1] for name in names])
                 size = read_image_size(self.path / names[images[0]]) if len(images) == 1 else (0, 0)
@@ -179,18 +168,8 @@ def read_sample(folder: Path, names: list[str], where: str, has_control: bool = 
     return assemble_row(split_name(names[0], has_control)[0], files, where, has_control=has_control)
 
 
-@contextmanager
-def _writing(listing: Path):
-    try:
-        with atomic_write(listing, "w", encoding="utf-8") as file:
-            yield file
-    except OSError as error:
-        raise OutputError(f"cannot write {listing}: {error.strerror}; free some space") from error
-
-
 def list_samples(folder: Path, has_control: bool = False) -> FolderNames:
-    """The names of the files of each sample, from memory where the folder has not changed since. Raises PartError for a
-    folder that is missing or without images."""
+    """The names of each sample, from memory while the folder does not change. Raises PartError without images."""
     try:
         changed = os.stat(folder).st_mtime_ns
         is_settled = time.time() - changed / 1e9 >= _SETTLED_SECONDS
@@ -205,6 +184,80 @@ def list_samples(folder: Path, has_control: bool = False) -> FolderNames:
     return samples
 
 
-@lru_cache(maxsize=2)
-def _list_once(folder: Path, has_control: bool, changed: int) -> FolderNames:
-    return FolderNames(folder, has_control)
+_list_once = lru_cache(maxsize=2)(lambda folder, has_control, changed: FolderNames(folder, has_control))
+
+
+def assemble_row(
+    key: str,
+    files: Sequence[tuple[str, bytes]],
+    where: str,
+    prompts: Mapping[str, str] | None = None,
+    has_control: bool = False,
+) -> Row:
+    """The row of base name `key`, `files` being (suffix, content). With `prompts`, the class tells the caption. Raises
+    RowError "no_image", "format", "two_images", "no_control" where `has_control` asks for a second image, "no_caption",
+    "empty_caption", "class", "encoding", "metadata"."""
+    image = _find_image(files, IMAGE_SUFFIXES, "no_image", f"{where}: {key!r}")
+    control = _find_image(files, CONTROL_SUFFIXES, "no_control", f"{where}: {key!r}") if has_control else b""
+    contents = dict(files)
+    meta = decode_meta(contents["json"], f"{where}: {key!r}.json") if "json" in contents else {}
+    named = next((suffix for suffix in CAPTION_SUFFIXES if suffix in contents), "")
+    if prompts is not None and "cls" in contents:
+        number = contents["cls"].decode("ascii", "replace").strip()
+        if number not in prompts:
+            named = f"{where}: {key!r} is of class {number[:20]!r}"
+            raise RowError("class", f"{named}, which the table of idx_to_prompt does not have")
+        caption = prompts[number]
+    elif named:
+        caption = decode_caption(contents[named], f"{where}: {key!r}.{named}")
+    elif text := find_name({name for name, value in meta.items() if isinstance(value, str)}, CAPTION_KEYS):
+        if not (caption := " ".join(meta.pop(text).split())):
+            raise RowError("empty_caption", f"{where}: {key!r}.json has an empty {text!r}")
+    else:
+        hint = " but a class: name its table by the filelist's option idx_to_prompt=" if "cls" in contents else ""
+        hint = "; if it is the second image of another, say layout=control" if key.endswith(".control") else hint
+        raise RowError("no_caption", f"{where}: {key!r} has no .txt, nor a caption in a .json{hint}")
+    return Row(caption, image, {"key": key, **meta}, control=control)
+
+
+def decode_caption(data: bytes, where: str) -> str:
+    """The caption of a text file, UTF-8 or else GB18030. Raises RowError "encoding", "empty_caption"."""
+    caption = " ".join(decode_text(data, where, "utf-8-sig").split())
+    if not caption:
+        raise RowError("empty_caption", f"{where} has no text in it")
+    return caption
+
+
+def decode_meta(data: bytes, where: str) -> dict:
+    """The object of a JSON file; NaN and infinities become null. Raises RowError "encoding", "metadata"."""
+    try:
+        meta = json.loads(
+            decode_text(data, where, "utf-8-sig"),
+            parse_constant=lambda _: None,
+            parse_float=lambda text: number if math.isfinite(number := float(text)) else None,
+        )
+    except (ValueError, RecursionError) as error:
+        raise RowError("metadata", f"{where} is not JSON ({error})") from error
+    if not isinstance(meta, dict):
+        raise RowError("metadata", f"{where} holds a JSON {type(meta).__name__}, not an object")
+    return meta
+
+
+def image_places(own: Sequence[str], known: tuple[str, ...] = IMAGE_SUFFIXES) -> list[int]:
+    """Where among the suffixes of a sample those of its picture are: the usual ones, or where none is there others."""
+    usual = [place for place, suffix in enumerate(own) if suffix in known[: len(_USUAL)]]
+    return usual or [place for place, suffix in enumerate(own) if suffix in known]
+
+
+def _find_image(files: Sequence[tuple[str, bytes]], suffixes: tuple[str, ...], missing: str, where: str) -> bytes:
+    """The content of the one file with one of the suffixes. Raises RowError `missing`, "format", "two_images"."""
+    images = [files[place] for place in image_places([suffix for suffix, _ in files], suffixes)]
+    if not images:
+        if unread := [suffix for suffix, _ in files if suffix in UNREAD_SUFFIXES and suffixes is IMAGE_SUFFIXES]:
+            raise RowError("format", f"{where} is a .{unread[0]}, which is not read; convert it to JPEG or PNG")
+        what = "second image" if suffixes is CONTROL_SUFFIXES else "image"
+        raise RowError(missing, f"{where} has no {what} ({', '.join(suffixes)}) of its base name")
+    if len(images) > 1:
+        names = ", ".join(suffix for suffix, _ in images)
+        raise RowError("two_images", f"{where} has {len(images)} images ({names})")
+    return images[0][1]

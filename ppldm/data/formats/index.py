@@ -1,14 +1,12 @@
 """The index of a file of rows: where each row is and how large its image, and where the index itself lies.
 
 Little endian: a header (`_HEADER`), then for n rows offset u64[n], length u32[n], width u16[n], height u16[n]. An index
-names the byte size of its part and carries checksums of its own two pieces: one that does not fit is never used.
+names the byte size of its part and carries checksums of its own two pieces: one that does not fit is never used. It
+lies beside its file, `<file>.idx`, or in the cache folder where that folder cannot be written. The rows of a folder are
+lines of a list of its names in the cache folder, another one for each time of change of the folder.
 
-It lies beside its file, `<file>.idx`, or in the cache folder where that folder cannot be written. The rows of a folder
-are lines of a list of its names in the cache folder, another one for each time of change of the folder.
-
-One process builds an index, and those that want the same one wait for it: its owner holds a lock on `<index>.lock`,
-which ends with the process. The lock only spares work: an index is the same whoever makes it and appears by one rename,
-so that two owners do no harm, as where a file system has no locks.
+One process builds an index, and those that want the same one wait for it: its owner locks `<index>.lock`. The lock only
+spares work: an index is the same whoever makes it and appears by one rename, so that two owners do no harm.
 """
 
 import errno
@@ -19,7 +17,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -50,8 +48,7 @@ READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 @dataclass(frozen=True)
 class Index:
     """Row i is bytes [offsets[i], offsets[i] + lengths[i]) of the part. `kind`: what those bytes are (docs/data.md).
-    `widths`, `heights`: pixels as shown (after EXIF rotation), 0 where unknown, 65535 where more. Arrays of shape
-    [rows]."""
+    `widths`, `heights`: pixels as shown (after EXIF rotation), 0 where unknown, 65535 where more."""
 
     kind: int
     part_bytes: int
@@ -154,8 +151,7 @@ def _check_header(
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """One way to read a file. `kinds`: of indexes that serve it. The suffixes keep apart what differs between ways;
-    only where there is a `copy_suffix` the rows lie in a list of their own."""
+    """One way to read a file. `kinds`: of indexes that serve it. With a `copy_suffix` the rows lie in a list apart."""
 
     kinds: tuple[int, ...]
     index_suffix: str = ".idx"
@@ -190,9 +186,8 @@ def _cache_key(path: Path) -> str:
 
 def find_stored(path: Path, spec: IndexSpec, only_header: bool = False, older: bool = False):
     """(file that holds the rows, its index as `read_index` gives it) where a fitting index exists, else None. older: of
-    those that are older than their file, one that its checksum confirms, which is stored anew, so that this is done
-    once. Copied files have times in any order; a file that was replaced has another checksum. Raises PartError for a
-    file that is missing or empty."""
+    those older than their file, one that its checksum confirms, which is stored anew. Copied files have times in any
+    order; a file that was replaced has another checksum. Raises PartError for a file that is missing or empty."""
     for file, index, file_bytes, is_older in _candidates(path, spec):
         if is_older != older or (found := read_index(index, file_bytes, spec.kinds, only_header)) is None:
             continue
@@ -206,8 +201,8 @@ def find_stored(path: Path, spec: IndexSpec, only_header: bool = False, older: b
 
 
 def open_index(path: Path, spec: IndexSpec, build: Callable):
-    """(file that holds the rows, its index): found, confirmed, or built by one process while others wait for it. build:
-    makes both, and stores the index. Raises PartError, and what `build` raises."""
+    """(file that holds the rows, its index): found, confirmed, or built by one process while others wait. build: makes
+    and stores both. Raises PartError."""
     if found := find_stored(path, spec):
         return found
     target = spec.index_path(path)  # which is built where nobody holds it
@@ -280,8 +275,7 @@ def _candidates(path: Path, spec: IndexSpec) -> Iterator[tuple[Path, Path, int, 
 
 @contextmanager
 def build_lock(target: Path):
-    """Hold the right to build `target`, after waiting for whoever holds it. Without effect where no file can be made
-    and locked there."""
+    """Wait for the right to build `target`, and hold it. Without effect where no file can be made and locked there."""
     lock = target.with_name(target.name + ".lock")
     number = _acquire(lock)
     try:
@@ -294,22 +288,18 @@ def build_lock(target: Path):
 
 def _acquire(lock: Path) -> int | None:
     """The open file of a lock that is held from now on; None where there cannot be one."""
-    while True:
-        try:
-            number = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError:
-            return None
-        try:
-            try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                get_logger().info("waiting for another process, which is making %s", lock.with_suffix(""))
-                fcntl.flock(number, fcntl.LOCK_EX)
-            if os.path.samestat(os.fstat(number), os.stat(lock)):
-                return number
-        except FileNotFoundError:  # its owner has removed it
-            pass
-        except OSError:
-            os.close(number)
-            return None
-        os.close(number)
+    with suppress(OSError):
+        while True:
+            with ExitStack() as stack:
+                number = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+                stack.callback(os.close, number)
+                try:
+                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    get_logger().info("waiting for another process, which is making %s", lock.with_suffix(""))
+                    fcntl.flock(number, fcntl.LOCK_EX)
+                with suppress(FileNotFoundError):  # its owner has removed it
+                    if os.path.samestat(os.fstat(number), os.stat(lock)):
+                        stack.pop_all()
+                        return number
+    return None

@@ -1,12 +1,8 @@
 """What a list of data may name: formats, and layouts, the column orders of published part files. A layout is named, by
-a list's `layout=` option or by `--layout`; it is never guessed from a path.
+a list's `layout=` option or by `--layout`; it is never guessed from a path. `layout=control` says of any format that
+its rows have a second image, the control image: of parts their fourth column, of tables the first of CONTROL_COLUMNS
+that is there, of files that are one sample `0000.control.png` beside `0000.jpg`. A row without one cannot be used."""
 
-`layout=control` says of any format that its rows have a second image, the control image: of parts their fourth column,
-of tables the first of CONTROL_COLUMNS that is there, of files that are one sample `0000.control.png` beside
-`0000.jpg`. A row without one cannot be used.
-"""
-
-import re
 from dataclasses import dataclass
 
 from ...utils.errors import ConfigError
@@ -49,10 +45,6 @@ class Format:
     names: str | None = None
     holds_rows: bool = False
     in_store: bool = False
-
-    def is_name(self, name: str) -> bool:
-        """Whether a file of a folder without a list is of this format."""
-        return self.names is not None and re.fullmatch(self.names, name) is not None
 
 
 FORMATS = {  # in the order in which a folder is tried

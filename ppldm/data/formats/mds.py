@@ -2,8 +2,8 @@
 
 A shard is, little endian: the number of samples u32; where each begins, and the last ends, u32[n + 1]; a JSON object
 that names the columns with their encodings and sizes; the samples. A sample is the sizes u32 of its columns of no fixed
-size, then the columns, one after the other. Where `index.json` is there, its sizes and hashes must be those of the
-shards. A compressed shard, `shard.00000.mds.zstd`, is read from a copy without its compression (`formats.base`).
+size, then the columns. Where `index.json` is there, its sizes and hashes must be those of the shards. A compressed
+shard, `shard.00000.mds.zstd`, is read from a copy without its compression (`formats.base`).
 
 A shard of pictures has an encoded image, a caption, and metadata. A shard of latents, as micro_diffusion writes them,
 has `latents_256` and so on in place of the image: float16 [C, h, w], one sample of the VAE's posterior, times the
@@ -27,7 +27,7 @@ from ...utils.checksums import hash_file, measure_file
 from ...utils.errors import PartError, RowError
 from ...utils.files import read_json
 from ..images import image_size
-from .base import MAX_ROW_BYTES, Copy, IndexedRows, find_column, indexing, is_plain, store_rows
+from . import base
 from .index import MDS_SAMPLES, Index, IndexSpec, stat_part
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
@@ -35,7 +35,7 @@ from .row import Row, decode_text
 
 # The suffixes that MosaicML's writer gives, and what pyarrow calls their formats.
 _CODECS = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2", ".snappy": "snappy"}
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES, _UNPACKED = 1 << 20, ".unpacked"
 _MAX_BYTES = 1 << 32  # of a shard, whose offsets are u32
 _MAX_COLUMNS_BYTES = 1 << 20
 _CAPTION_COLUMNS = (*CAPTION_COLUMNS, "caption_syn_pixart_llava15")
@@ -63,8 +63,7 @@ def is_packed(path: Path) -> bool:
 
 @contextmanager
 def open_stream(path: Path) -> Iterator:
-    """A shard's bytes by `read(size)`, from the first on, unpacked on the way. Raises PartError, also in the block,
-    where it is damaged."""
+    """A shard's bytes by `read(size)`, unpacked on the way. Raises PartError, also in the block."""
     if not is_packed(path):
         with open(path, "rb") as file:
             yield file
@@ -95,23 +94,21 @@ def _unpack_snappy(path: Path):
 
 
 def open_samples(path: Path) -> BinaryIO:
-    """A shard, or its unpacked copy, to be read at random: a binary file that is not buffered. Raises PartError,
-    OutputError."""
-    return _copy_of(path, measure_file(path)).open() if is_packed(path) else open(path, "rb", buffering=0)
+    """A shard, or its unpacked copy, as a binary file that is not buffered. Raises PartError, OutputError."""
+    if not is_packed(path):
+        return open(path, "rb", buffering=0)
+    content = measure_file(path)
+    return base.open_copy(path, content, _UNPACKED, partial(_unpack, path, content))
 
 
-def _copy_of(path: Path, content: tuple[int, int]) -> Copy:
-    return Copy(path, content, ".unpacked", partial(_unpack, path))
-
-
-def _unpack(path: Path) -> Iterator[bytes]:
+def _unpack(path: Path, content: tuple[int, int]) -> None:
     num_bytes = 0
-    with open_stream(path) as packed:
+    with base.making_copy(path, content, _UNPACKED) as write, open_stream(path) as packed:
         while block := packed.read(_BLOCK_BYTES):
             num_bytes += len(block)
             if num_bytes > _MAX_BYTES:
                 raise PartError(f"{path} holds more than a shard can; get it again")
-            yield block
+            write(block)
 
 
 @dataclass(frozen=True)
@@ -133,11 +130,11 @@ class MdsLayout:
         with open_stream(path) as file:
             self.starts = self._read_starts(file)
             self.columns = self._read_columns(file.read(int(self.starts[0]) - 4 * len(self.starts) - 4))
-        self.caption = find_column(self.named("str"), (caption,) if caption else _CAPTION_COLUMNS, path)
+        self.caption = base.find_column(self.named("str"), (caption,) if caption else _CAPTION_COLUMNS, path)
         images, known = self.named(*_IMAGE_ENCODINGS), (image,) if image else IMAGE_COLUMNS
         has_image = not self.latents or not set(images).isdisjoint(known)
-        self.image = find_column(images, known, path) if has_image else None
-        self.control = find_column(images, CONTROL_COLUMNS, path) if has_image and has_control else None
+        self.image = base.find_column(images, known, path) if has_image else None
+        self.control = base.find_column(images, CONTROL_COLUMNS, path) if has_image and has_control else None
 
     def named(self, *encodings: str) -> list[str]:
         """The columns of some encodings."""
@@ -150,8 +147,7 @@ class MdsLayout:
         return {int(side): name for side, name in sides.items() if side.isdecimal()}
 
     def places(self, read: Callable[[int], bytes], length: int, where: str) -> dict[str, slice]:
-        """Where each column is in a sample of so many bytes, the first n of which `read` gives. Raises RowError
-        "damaged"."""
+        """Where each column is in a sample, of which `read` gives the first n bytes. Raises RowError "damaged"."""
         num_sizes = sum(column.size is None for column in self.columns)
         sizes, found, offset = np.frombuffer(read(4 * num_sizes), "<u1"), {}, 4 * num_sizes
         if len(sizes) == 4 * num_sizes:
@@ -170,8 +166,7 @@ class MdsLayout:
         return {name: data[place] for name, place in places.items()}
 
     def decode(self, data: bytes, where: str) -> Row:
-        """The row of a sample's bytes, its image empty in a shard of latents. Raises RowError "damaged", "no_image",
-        "no_control", "empty_caption", "encoding"."""
+        """The row of a sample. Raises RowError "damaged", "no_image", "no_control", "empty_caption", "encoding"."""
         values = self.split(data, where)
         for column, reason in ((self.image, "no_image"), (self.control, "no_control")):
             if column and not values[column]:
@@ -187,7 +182,7 @@ class MdsLayout:
             raise RowError("empty_caption", f"{where} has an empty caption")
         columns = [column for column in self.columns if column.encoding in _TEXTS and column.name != self.caption]
         decoded = {column.name: _decode(column.encoding, values[column.name], where) for column in columns}
-        return caption, {name: value for name, value in decoded.items() if is_plain(value)}
+        return caption, {name: value for name, value in decoded.items() if base.is_plain(value)}
 
     def damaged(self) -> PartError:
         """The error of a shard that is not as long, or not laid out, as it says."""
@@ -215,15 +210,13 @@ class MdsLayout:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise PartError(f"{self.path} is not an MDS shard, or is damaged ({error}); get it again") from error
         sizes = [column.size for column in columns if column.size is not None]
-        if not columns or not all(type(size) is int and 0 <= size <= MAX_ROW_BYTES for size in sizes):
+        if not columns or not all(type(size) is int and 0 <= size <= base.MAX_ROW_BYTES for size in sizes):
             raise PartError(f"{self.path} states columns that cannot be; get it again")
         return columns
 
 
-class MdsShard(IndexedRows):
-    """The samples of a shard: the first of parquet's image columns that is there, and of its caption columns.
-    `latents`: as of `MdsLayout`. `has_caption_latents`: whether rows have a text encoder's hidden states of their
-    caption, as micro_diffusion writes them."""
+class MdsShard(base.IndexedRows):
+    """The samples of a shard. `has_caption_latents`: whether rows have a text encoder's hidden states of captions."""
 
     spec = IndexSpec((MDS_SAMPLES,))
 
@@ -231,6 +224,7 @@ class MdsShard(IndexedRows):
         stat_part(Path(path), self.spec)
         self._layout = MdsLayout(Path(path), layout == CONTROL_LAYOUT)
         self.latents, self.has_images = self._layout.latents, self._layout.image is not None
+        self._copy_kind = _UNPACKED if is_packed(Path(path)) else ""
         self.has_caption_latents = _CAPTION_LATENTS in self._layout.named("bytes")
         super().__init__(path, layout)
 
@@ -239,8 +233,7 @@ class MdsShard(IndexedRows):
         return self._layout.decode_texts(self._read_columns(row, self._layout.named(*_TEXTS), where), where)
 
     def read_latents(self, row: int, resolution: int, shape: tuple[int, ...]) -> np.ndarray:
-        """The scaled latents of a row, float16 of `shape`. Raises RowError "damaged", "latents", and PartError where
-        the shard has none of that resolution."""
+        """The scaled latents of a row, float16 of `shape`. Raises RowError "damaged", "latents", PartError."""
         column = self.latents.get(resolution)
         if column is None:
             made = ", ".join(map(str, sorted(self.latents))) or "none"
@@ -248,8 +241,7 @@ class MdsShard(IndexedRows):
         return self._read_float16(row, column, shape)
 
     def read_caption_latents(self, row: int, shape: tuple[int, ...]) -> np.ndarray:
-        """Hidden states of a row's caption, float16 of `shape`, [tokens, width]. Raises RowError "damaged", "latents",
-        "not_finite"."""
+        """A caption's hidden states, float16 [tokens, width]. Raises RowError "damaged", "latents", "not_finite"."""
         found = self._read_float16(row, _CAPTION_LATENTS, shape)
         if not np.isfinite(found).all():
             raise RowError("not_finite", f"{self._where(row)}: {_CAPTION_LATENTS} is not finite")
@@ -264,14 +256,12 @@ class MdsShard(IndexedRows):
         return np.frombuffer(data, "<f2").reshape(shape)
 
     def read_preview(self, row: int) -> np.ndarray | None:
-        """The latents of a row at the lowest resolution, float32 [C, h, w], of a VAE that scales down by 8; None where
-        they are not of such. Raises RowError."""
+        """A row's smallest latents, float32 [C, h, w], of a VAE that scales down by 8, else None. Raises RowError."""
         side, data = min(self.latents), self.check_latents(row)[self.latents[min(self.latents)]]
         return None if len(data) % (side // 8) ** 2 else data.reshape(-1, side // 8, side // 8).astype(np.float32)
 
     def check_latents(self, row: int) -> dict[str, np.ndarray]:
-        """All latents of a row by their columns, float16 in one dimension. Raises RowError "damaged", "latents" where
-        there are none, "not_finite"."""
+        """All latents of a row by column, float16 [n]. Raises RowError "damaged", "latents", "not_finite"."""
         where, found = self._where(row), {}
         for name, data in self._read_columns(row, [*self.latents.values()], where).items():
             if not data or len(data) % 2:
@@ -288,17 +278,17 @@ class MdsShard(IndexedRows):
         found = {name: places[name] for name in names}
         return {n: self._read_stored(start + p.start, p.stop - p.start, where) for n, p in found.items()}
 
-    def _find_copy(self) -> Copy | None:
-        return _copy_of(self.path, self.identity) if is_packed(self.path) else None
+    def _make_copy(self) -> None:
+        _unpack(self.path, self.identity[:2])
 
     def _build(self) -> tuple[Path, Index]:
         layout, table = self._layout, []
-        with indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
+        with base.indexing(self.path, int(layout.starts[-1]), "B") as bar, open_stream(self.path) as file:
             _check_stated(self.path)
             file.read(int(layout.starts[0]))
             for start, stop in zip(layout.starts[:-1].tolist(), layout.starts[1:].tolist(), strict=True):
-                if stop - start > MAX_ROW_BYTES:
-                    raise PartError(f"{self.path} row {len(table)} is over {MAX_ROW_BYTES} bytes long; omit it")
+                if stop - start > base.MAX_ROW_BYTES:
+                    raise PartError(f"{self.path} row {len(table)} is over {base.MAX_ROW_BYTES} bytes long; omit it")
                 data = file.read(stop - start)
                 if len(data) < stop - start:
                     raise layout.damaged()
@@ -310,7 +300,7 @@ class MdsShard(IndexedRows):
                 bar.update(stop - start)
             if file.read(1):
                 raise layout.damaged()
-        return store_rows(self.path, self.spec, table)
+        return base.store_rows(self.path, self.spec, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
         return self._layout.decode(data, where)
@@ -330,8 +320,7 @@ def _decode(encoding: str, data: bytes, where: str):
 
 
 def _check_stated(path: Path) -> None:
-    """Compare a shard with what `index.json` says of it, as far as it does: its bytes, and those of its hashes that
-    Python knows. Raises PartError, OSError."""
+    """Compare a shard with the bytes and hashes that `index.json` says of it. Raises PartError, OSError."""
     index, num_bytes = path.with_name(_STATED), path.stat().st_size
     stated = _read_stated(index, index.stat().st_mtime_ns).get(path.name, {}) if index.exists() else {}
     if num_bytes != stated.get("bytes", num_bytes):

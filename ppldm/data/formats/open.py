@@ -1,9 +1,7 @@
 """Every format that a filelist can name, behind one interface: the rows of a file, numbered from 0.
 
-As many parts are kept open as the order of rows reads from at a time, within the limit on open files. It draws from one
-window of runs of consecutive rows at a time, with weights from one window of every list, with rows of several shapes
-from one of every bucket. A cache of fewer parts would open them again and again.
-"""
+As many parts are kept open as the order of rows reads from at a time, within the limit on open files: one window of
+runs of consecutive rows, with weights of every list, with rows of several shapes of every bucket."""
 
 import random
 import resource
@@ -34,8 +32,7 @@ T = TypeVar("T")
 
 
 def open_part(path, source: Source) -> "Rows":
-    """What a line of the filelist `source` names, in the format it says; indexed first where that was not done. Raises
-    PartError, ConfigError, OutputError."""
+    """What a line of a filelist names; indexed first if need be. Raises PartError, ConfigError, OutputError."""
     if _is_only_cached(Path(path), source):
         from ..cached.file import CachedRows
 
@@ -68,8 +65,7 @@ def _summary_of(rows: Rows) -> IndexSummary:
 
 
 def build_indexes(paths: Iterable, source: Source, num_workers: int = 1) -> list[IndexSummary]:
-    """What each file holds, read as `source` says, after indexing those that have no index yet, in several processes.
-    Raises as `open_part`."""
+    """What each file holds; those without an index are indexed in several processes. Raises as `open_part`."""
     paths, source = [Path(path) for path in paths], source.without_parts()
     found = map_in_threads(partial(find_summary, source=source), paths, "counting rows")
     summaries = {path: summary for path, summary in zip(paths, found, strict=True) if summary is not None}

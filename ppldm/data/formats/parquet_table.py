@@ -1,13 +1,10 @@
 """`format=parquet`: tables with the bytes of an image and a caption, as Hugging Face data sets and img2dataset write.
 
 Row groups have no way into their middle, so the rows are read from a copy of the file (`formats.base`): a line each, as
-a part has it. A row without image or caption stays a row, whose line has too few columns. In `layout=control` the first
-of CONTROL_COLUMNS that is there holds the second image, as the first column does.
-"""
+a part has it. A row without image or caption stays a row, whose line has too few columns."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pybase64
@@ -15,11 +12,11 @@ import pybase64
 from ...utils.checksums import measure_file
 from ...utils.errors import PartError, RowError
 from ..images import image_size
-from .base import Copy, LineRows, find_column, indexing, is_plain, making_copy, store_rows
+from . import base
+from .folder import CAPTION_KEYS
 from .index import PARQUET_LINES, Index, IndexSpec
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, LAYOUTS
 from .row import Row, decode_row, encode_text_columns
-from .sample_files import CAPTION_KEYS
 
 IMAGE_COLUMNS = ("image", "jpg", "jpeg", "png", "webp", "image_bytes")
 CAPTION_COLUMNS = CAPTION_KEYS
@@ -27,7 +24,7 @@ _BATCH_ROWS = 64
 _NO_ROW = b"\t\n"
 
 
-class ParquetTable(LineRows):
+class ParquetTable(base.LineRows):
     """The rows of a parquet file: the first column of IMAGE_COLUMNS that is there holds the image, as bytes or as a
     struct with `bytes`, the first of CAPTION_COLUMNS the caption; the others are metadata."""
 
@@ -40,19 +37,19 @@ class ParquetTable(LineRows):
             raise RowError("no_control", f"{where} has no second image ({', '.join(CONTROL_COLUMNS)})")
         return decode_row(data, where, LAYOUTS[CONTROL_LAYOUT])
 
-    def _find_copy(self) -> Copy:
-        return Copy(self.path, self.identity, self._kind, partial(_read_lines, self.path, self._has_control))
-
     @property
-    def _kind(self) -> str:
+    def _copy_kind(self) -> str:
         return ".control.lines" if self._has_control else ".lines"
 
     def _build(self) -> tuple[Path, Index]:
         rows, offset, good = [], 0, 0
         content = measure_file(self.path)
-        with making_copy(self.path, content, self._kind) as write, open_table(self.path, self._has_control) as opened:
+        with (
+            base.making_copy(self.path, content, self._copy_kind) as write,
+            open_table(self.path, self._has_control) as opened,
+        ):
             table, *columns = opened
-            with indexing(self.path, table.metadata.num_rows, "row") as bar:
+            with base.indexing(self.path, table.metadata.num_rows, "row") as bar:
                 for record in read_records(table, 0, table.metadata.num_rows):
                     line, image = _make_line(record, *columns)
                     write(line)
@@ -65,27 +62,20 @@ class ParquetTable(LineRows):
                     f"none of the rows of {self.path} has both image bytes in {columns[0]!r} and a text in "
                     f"{columns[1]!r}"
                 )
-        return store_rows(self.path, self.spec, rows, content)
-
-
-def _read_lines(path: Path, has_control: bool) -> Iterator[bytes]:
-    with open_table(path, has_control) as (table, *columns):
-        for record in read_records(table, 0, table.metadata.num_rows):
-            yield _make_line(record, *columns)[0]
+        return base.store_rows(self.path, self.spec, rows, content)
 
 
 @contextmanager
 def open_table(path: Path, has_control: bool = False) -> Iterator[tuple]:
-    """(pyarrow ParquetFile, name of the image column, of the caption column, of that of second images or None). Raises
-    PartError, also in the block."""
+    """(pyarrow ParquetFile; columns of image, caption, second image or None). Raises PartError, also in the block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as table:
             names = table.schema_arrow.names
-            columns = [find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
-            yield table, *columns, find_column(names, CONTROL_COLUMNS, path) if has_control else None
+            columns = [base.find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
+            yield table, *columns, base.find_column(names, CONTROL_COLUMNS, path) if has_control else None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())[:200]
         raise PartError(f"{path} is not a parquet file, or is damaged ({problem}); get it again") from error
@@ -133,11 +123,10 @@ def _make_line(record: dict | None, *columns: str | None) -> tuple[bytes, bytes 
 def split_record(
     record: dict, image_column: str, caption_column: str, control_column: str | None
 ) -> tuple[str, bytes | None, bytes | None, dict]:
-    """(caption, "" where there is no text; encoded image and second image, None where there are no bytes; metadata) of
-    a row."""
+    """(caption, "" if there is no text; encoded image and second image, None without bytes; metadata) of a row."""
     caption, columns = record[caption_column], (image_column, caption_column, control_column)
     caption = " ".join(caption.split()) if isinstance(caption, str) else ""
     images = [record.get(name) for name in (image_column, control_column)]
     images = [one.get("bytes") if isinstance(one, dict) else one for one in images]
     image, control = (one if isinstance(one, bytes) else None for one in images)
-    return caption, image, control, {k: v for k, v in record.items() if k not in columns and is_plain(v)}
+    return caption, image, control, {k: v for k, v in record.items() if k not in columns and base.is_plain(v)}

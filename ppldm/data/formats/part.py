@@ -7,6 +7,7 @@ is the image, so each layout with another one than the default has an index of i
 """
 
 import gzip
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -17,26 +18,15 @@ import numpy as np
 from isal import isal_zlib
 
 from ...utils.checksums import measure_file
-from ...utils.errors import OutputError, PartError, RowError
+from ...utils.errors import PartError, RowError
 from ...utils.files import atomic_write
 from ..images import image_size
-from .base import (
-    GZIP_MAGIC,
-    MAX_ROW_BYTES,
-    ROWS_TO_TRY,
-    Copy,
-    LineRows,
-    drop_copies,
-    indexing,
-    is_gzip,
-    making_copy,
-    store_rows,
-)
+from . import base
 from .index import COLUMNS, GZIP_MEMBERS, PACKED_LINES, PLAIN_LINES, Index, IndexSpec, make_index, write_index
 from .layouts import DEFAULT_LAYOUT, LAYOUTS, Layout, get_layout, index_layout
 from .row import BOM, Row, decode_row, decode_text_columns, encode_row
 
-_MEMBER_HEADER = GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
+_MEMBER_HEADER = base.GZIP_MAGIC + b"\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no name, no time, any system
 _COPY = ".txt"
 _POINTS = IndexSpec((), ".points")  # of earlier versions, with pieces of the text
 _CHUNK_BYTES = 1 << 17
@@ -46,14 +36,13 @@ Line = tuple[int, int, bytes]
 
 
 def write_part(path, rows: Iterable[Row]) -> Index:
-    """Write rows as a part, then its index and its columns (`select.columns`). The same rows give the same bytes.
-    Raises PartError where there are no rows, OutputError."""
+    """Write rows as a part with index and columns; the same rows give the same bytes. Raises PartError, OutputError."""
     return write_lines(Path(path), ((encode_row(row), row_size(row)) for row in rows))
 
 
-def index_path(part, layout: str = DEFAULT_LAYOUT) -> Path:
+def index_path(part) -> Path:
     """Where the index of a part is, if its folder can be written."""
-    return Part.spec.of_layout(layout).index_path(Path(part))
+    return Part.spec.index_path(Path(part))
 
 
 def described_by(part) -> list[Path]:
@@ -62,15 +51,14 @@ def described_by(part) -> list[Path]:
 
 
 def drop_indexes(part) -> None:
-    """Remove what describes a part under any layout, beside it and in the cache folder, for a part that is replaced or
-    removed: columns and copies hold what stood in it."""
-    drop_copies(Path(part))
+    """Remove what describes a part under any layout, beside it and in the cache folder: it holds what stood in it."""
+    base.drop_copies(Path(part))
     for spec in (_POINTS, *(spec.of_layout(name) for name in LAYOUTS for spec in (Part.spec, COLUMNS))):
         for path in (spec.index_path(Path(part)), spec.cached_index_path(Path(part))):
             path.unlink(missing_ok=True)
 
 
-class Part(LineRows):
+class Part(base.LineRows):
     """A part file. Raises ConfigError for an unknown layout. `identity`: (bytes, CRC-32) of the file."""
 
     spec = IndexSpec((GZIP_MEMBERS, PLAIN_LINES, PACKED_LINES))
@@ -78,21 +66,18 @@ class Part(LineRows):
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
         self._layout, self._indexed_layout = get_layout(layout), get_layout(index_layout(layout, "part"))
         super().__init__(path, index_layout(layout, "part"))
-
-    def _find_copy(self) -> Copy | None:
-        is_packed = self._index.kind == PACKED_LINES
-        return Copy(self.path, self.identity, _COPY, partial(_read_text, self.path)) if is_packed else None
+        self._copy_kind = _COPY if self._index.kind == PACKED_LINES else ""
 
     def _build(self) -> tuple[Path, Index]:
-        content, kind = measure_file(self.path), GZIP_MEMBERS if is_gzip(self.path) else PLAIN_LINES
-        with indexing(self.path, content[0], "B") as bar:
+        content, kind = measure_file(self.path), GZIP_MEMBERS if base.is_gzip(self.path) else PLAIN_LINES
+        with base.indexing(self.path, content[0], "B") as bar:
             try:
                 table = self._tabulate(member_lines if kind == GZIP_MEMBERS else plain_lines, bar)
             except PackedRows:
                 kind = PACKED_LINES
-                with making_copy(self.path, content, _COPY) as write:
+                with base.making_copy(self.path, content, _COPY) as write:
                     table = self._tabulate(partial(packed_lines, write), bar)
-        return store_rows(self.path, self.spec, table, content, kind)
+        return base.store_rows(self.path, self.spec, table, content, kind)
 
     def _tabulate(self, lines_of: Callable[..., Iterator[Line]], bar) -> list[tuple[int, int, int, int]]:
         lines = measure_lines(lines_of, self.path, self._indexed_layout, bar)
@@ -111,7 +96,7 @@ class Part(LineRows):
         first = int(self._index.offsets[start - 1]) + int(self._index.lengths[start - 1]) if start else 0
         gaps = [*zip([first, *ends[:-1].tolist()], offsets.tolist(), strict=True)]
         if stop == len(self):
-            end = self._copy.count_bytes() if self._copy else self._index.part_bytes
+            end = os.fstat(self._copy.fileno()).st_size if self._copy_kind else self._index.part_bytes
             gaps.append((int(ends[-1]), end))
         return sum(self._read_gap(gap).count(b"\n") for gap in gaps if gap[0] < gap[1])
 
@@ -145,40 +130,29 @@ class Part(LineRows):
         return line if row else line.removeprefix(BOM)  # the mark that an editor puts before the first line of a file
 
 
-def _read_text(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        yield from gzip_lines(file, path)
-
-
 def write_lines(path: Path, lines: Iterable[tuple[bytes, tuple[int, int]]]) -> Index:
-    """Write (line, image size) pairs, each as its own gzip member, then the columns and the index. Raises PartError
-    without lines, OutputError."""
+    """Write (line, image size) pairs as members, columns and index. Raises PartError without lines, OutputError."""
     from ..select.columns import ColumnsWriter, columns_key
 
     table, offset, crc32 = [], 0, 0
-    try:
-        with atomic_write(COLUMNS.index_path(path)) as beside:
-            columns = ColumnsWriter(beside)
-            with atomic_write(path) as file:
-                for line, size in lines:
-                    _note(line, columns)
-                    member = _compress(line)
-                    file.write(member)
-                    table.append((offset, len(member), *size))
-                    offset += len(member)
-                    crc32 = zlib.crc32(member, crc32)
-                if not table:
-                    raise PartError(f"no rows to write to {path}; a part needs at least one")
-                # An older index of the same name must not outlive the part that it described.
-                drop_indexes(path)
-            index = make_index(GZIP_MEMBERS, offset, crc32, table)
-            write_index(index_path(path), index)
-            columns.finish(columns_key((offset, crc32), len(table)))
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror or error}; make room or choose another folder, then run the same "
-            "command again"
-        ) from error
+    remedy = "make room or choose another folder, then run the same command again"
+    with base.writing(path, remedy), atomic_write(COLUMNS.index_path(path)) as beside:
+        columns = ColumnsWriter(beside)
+        with atomic_write(path) as file:
+            for line, size in lines:
+                _note(line, columns)
+                member = _compress(line)
+                file.write(member)
+                table.append((offset, len(member), *size))
+                offset += len(member)
+                crc32 = zlib.crc32(member, crc32)
+            if not table:
+                raise PartError(f"no rows to write to {path}; a part needs at least one")
+            # An older index of the same name must not outlive the part that it described.
+            drop_indexes(path)
+        index = make_index(GZIP_MEMBERS, offset, crc32, table)
+        write_index(index_path(path), index)
+        columns.finish(columns_key((offset, crc32), len(table)))
     return index
 
 
@@ -216,13 +190,13 @@ def row_size(row: Row) -> tuple[int, int]:
 def measure_lines(
     lines_of: Callable[..., Iterator[Line]], path: Path, layout: Layout, bar
 ) -> Iterator[tuple[Line, tuple[int, int]]]:
-    """The rows of a file with their image sizes. bar: of progress, over the file's bytes. Raises PartError where none
-    of the first rows can be read: then the file is something else."""
+    """The rows of a file with their image sizes. Raises PartError where none of the first can be read."""
     rows, readable, first_error = 0, 0, None
     with open(path, "rb") as file:
         for line in lines_of(file, path):
-            if len(line[2]) > MAX_ROW_BYTES:
-                raise PartError(f"{path} row {rows} is over {MAX_ROW_BYTES} bytes long; {_not_a_part(path, layout)}")
+            if len(line[2]) > base.MAX_ROW_BYTES:
+                what = f"is over {base.MAX_ROW_BYTES} bytes long"
+                raise PartError(f"{path} row {rows} {what}; {_not_a_part(path, layout)}")
             try:
                 text = line[2] if rows else line[2].removeprefix(BOM)
                 size = row_size(decode_row(text, f"{path} row {rows}", layout))
@@ -231,7 +205,7 @@ def measure_lines(
                 size = 0, 0
                 first_error = first_error or error
             rows += 1
-            if rows == ROWS_TO_TRY and not readable:
+            if rows == base.ROWS_TO_TRY and not readable:
                 break
             yield line, size
             bar.update(file.tell() - bar.n)
@@ -242,7 +216,7 @@ def measure_lines(
 
 
 def _not_a_part(path: Path, layout: Layout) -> str:
-    what = "a part that is not gzip" if path.suffix == ".gz" and not is_gzip(path) else "not a part file"
+    what = "a part that is not gzip" if path.suffix == ".gz" and not base.is_gzip(path) else "not a part file"
     rows = "caption, metadata, image" if layout is LAYOUTS[DEFAULT_LAYOUT] else "the layout that was named"
     return (
         f"{path} is {what}, and its text is not rows of {rows}; correct the filelist, or say what it is in a list of "
@@ -253,7 +227,7 @@ def _not_a_part(path: Path, layout: Layout) -> str:
 def plain_lines(file, path: Path) -> Iterator[Line]:
     """The rows of plain text."""
     offset = 0
-    while line := file.readline(MAX_ROW_BYTES + 1):
+    while line := file.readline(base.MAX_ROW_BYTES + 1):
         if line.strip():
             yield offset, len(line), line
         offset += len(line)
@@ -270,11 +244,10 @@ def packed_lines(write: Callable[[bytes], None], file, path: Path) -> Iterator[L
 
 
 def gzip_lines(file, path: Path) -> Iterator[bytes]:
-    """The lines of a file of gzip, each with its newline; the last may have none. Raises PartError where the file is
-    damaged, after the lines before."""
+    """The lines of a gzip file, each with its newline but perhaps the last. Raises PartError after the sound ones."""
     try:
         with gzip.open(file) as text:
-            while line := text.readline(MAX_ROW_BYTES + 1):
+            while line := text.readline(base.MAX_ROW_BYTES + 1):
                 yield line
     except EOFError as error:
         raise PartError(f"part file {path} is truncated; get it again") from error
@@ -299,7 +272,7 @@ def member_lines(file, path: Path) -> Iterator[Line]:
                 line += inflate.decompress(data)
             except zlib.error as error:
                 raise PartError(f"part file {path} is damaged after byte {offset} ({error}); get it again") from error
-            if -1 < line.find(b"\n") < len(line) - 1 or len(line) > MAX_ROW_BYTES:
+            if -1 < line.find(b"\n") < len(line) - 1 or len(line) > base.MAX_ROW_BYTES:
                 raise PackedRows
             length, data = length + len(data), inflate.unused_data
         length -= len(data)

@@ -34,8 +34,7 @@ EXAMPLES_PER_REASON = 3  # of bad rows, in accounts
 @dataclass(frozen=True)
 class Row:
     """One caption and one encoded image (empty where there are only latents of it), with what else is known of it.
-    `other_captions`: further ones of the same image, where the layout has several; they are not written. `control`: a
-    second encoded image of the same shape; empty where there is none."""
+    `other_captions`: further ones, not written. `control`: a second encoded image of the same shape, or empty."""
 
     caption: str
     image: bytes
@@ -84,8 +83,7 @@ class Rows:
 
 
 def encode_row(row: Row) -> bytes:
-    """The row as one line with its newline. Tabs and line breaks in the caption become single spaces. Raises RowError
-    "meta" where the metadata has no JSON form (NaN has none)."""
+    """The row as one line. Tabs and line breaks in the caption become spaces. Raises RowError "meta" if not JSON."""
     control = b"\t" + pybase64.b64encode(row.control) if row.control else b""
     return encode_text_columns(row.caption, row.meta) + pybase64.b64encode(row.image) + control + b"\n"
 
@@ -102,8 +100,7 @@ def encode_text_columns(caption: str, meta: dict) -> bytes:
 
 
 def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]) -> Row:
-    """The row of one line, with or without its newline. `where` (file and row number) goes into the error. Raises
-    RowError "columns", "encoding", "caption" or "base64"."""
+    """The row of one line. `where` goes into errors. Raises RowError "columns", "encoding", "caption" or "base64"."""
     columns = line.rstrip(b"\r\n").split(b"\t", layout.num_columns)
     if len(columns) < layout.num_columns:
         raise RowError(
@@ -198,8 +195,7 @@ def describe_other_text(report: dict, remedy: str = "write them again in UTF-8")
 
 
 def decode_text(data: bytes, where: str, utf8: str = "utf-8") -> str:
-    """Text of UTF-8, else of the encoding of `noting_other_text`, GB18030 where there is none. utf8: "utf-8-sig" for
-    files that may begin with a mark. Raises RowError "encoding"."""
+    """Text of UTF-8, else as `noting_other_text` says. utf8: "utf-8-sig" for files. Raises RowError "encoding"."""
     try:
         return data.decode(utf8)
     except UnicodeDecodeError:
@@ -237,15 +233,13 @@ def _decode_image_column(data: bytes, where: str) -> bytes:
 
 @dataclass(frozen=True)
 class BadRows:
-    """`on_error`: "raise" stops at the first bad row; "count" takes the next candidate instead, and gives up after
-    `limit` bad rows in a row."""
+    """`on_error`: "raise" stops at the first bad row; "count" tries at most `limit` candidates."""
 
     on_error: str = "count"
     limit: int = 100
 
     def load(self, load: Callable[[int], T], candidates: Iterable[int]) -> tuple[T, int, list[str]]:
-        """(`load` of the first good candidate, that candidate, the reasons of the bad ones before it); no more
-        candidates are asked for than needed. Raises DataError."""
+        """(`load` of the first good candidate, that one, the reasons of the bad ones before). Raises DataError."""
         errors: list[RowError] = []
         for candidate in islice(candidates, self.limit):
             try:

@@ -1,9 +1,9 @@
 """`format=webdataset`: tars of samples, as WebDataset and img2dataset write them.
 
-Files that follow one another and share a base name (all before the first dot of the file's name) are one sample, of the
-parts of `sample_files`. A suffix that comes a second time starts a new sample. Folders, hidden files and names between
-double underscores are not samples. A sample is read with its headers, so that what is not a whole one of one base name
-is a bad row, never a picture under the caption of another.
+Files that follow one another and share a base name (all before the first dot of the file's name) are one sample, as in
+`formats.folder`. A suffix that comes a second time starts a new sample. Folders, hidden files and names between double
+underscores are not samples. A sample is read with its headers, so that what is not a whole one of one base name is a
+bad row, never a picture under the caption of another.
 """
 
 import io
@@ -21,10 +21,10 @@ from ...utils.files import read_json_object
 from ...utils.log import get_logger
 from ..images import image_size
 from .base import MAX_ROW_BYTES, ROWS_TO_TRY, IndexedRows, indexing, is_gzip, store_rows
+from .folder import ALL_SUFFIXES, IMAGE_SUFFIXES, assemble_row, image_places
 from .index import TAR_SAMPLES, Index, IndexSpec
 from .layouts import DEFAULT_LAYOUT
 from .row import Row
-from .sample_files import ALL_SUFFIXES, IMAGE_SUFFIXES, assemble_row, image_places
 
 _BLOCK = 512
 _BASE_NAME = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)

@@ -103,22 +103,18 @@ class ColumnsWriter:
         self._columns, self._rows = {}, 0
 
     def _write_column(self, rows: list[int], values: list) -> dict:
-        column = {} if len(rows) == self._rows else {"rows": self._put(np.array(rows, dtype="<u4").tobytes())}
-        numbers = _as_floats(values)
-        if numbers is not None:
-            return {**column, "dtype": numbers.dtype.str, "values": self._put(numbers.tobytes())}
-        places: dict = {}
-        # 1, 1.0 and true are different values.
-        keys = [(type(value), None if isinstance(value, list) else value) for value in values]
-        of_rows = [places.setdefault(key, len(places)) for key in keys]
-        dtype = np.min_scalar_type(len(places)).newbyteorder("<")
-        distinct = json.dumps([[] if kind is list else value for kind, value in places]).encode()
-        return {
-            **column,
-            "dtype": dtype.str,
-            "values": self._put(np.array(of_rows, dtype=dtype).tobytes()),
-            "distinct": self._put(distinct),
-        }
+        column: dict = {} if len(rows) == self._rows else {"rows": self._put(np.array(rows, dtype="<u4").tobytes())}
+        stored, places = _as_floats(values), dict[tuple, int]()
+        if stored is None:
+            # 1, 1.0 and true are different values.
+            keys = [(type(value), None if isinstance(value, list) else value) for value in values]
+            of_rows = [places.setdefault(key, len(places)) for key in keys]
+            stored = np.array(of_rows, np.min_scalar_type(len(places)).newbyteorder("<"))
+        column |= {"dtype": stored.dtype.str, "values": self._put(stored.tobytes())}
+        if places:
+            distinct = [[] if kind is list else value for kind, value in places]
+            column["distinct"] = self._put(json.dumps(distinct).encode())
+        return column
 
     def _put(self, data: bytes) -> list[int]:
         packed = zlib.compress(data, 1)  # isal's bytes for short data are not always the same
@@ -198,25 +194,28 @@ def columns_key(identity: tuple[int, ...], rows: int, format: str = "part", layo
 
 
 def read_columns(part, source: Source, names: Iterable[str]) -> list[Block]:
-    """The columns of these names of an open part (`formats.row.Rows`), block by block; its rows are read, and their
-    columns stored, where there are none that fit. Raises OutputError."""
-    found = _read_stored(part, source, names)
-    if found is None:
-        build_columns(part, source)
-        found = _read_stored(part, source, names)
-    if found is None:
-        raise OutputError(
-            f"what was written of {part.path} cannot be read back; check the disk, or set PPLDM_CACHE_DIR"
-        )
-    return found
+    """The columns of these names of an open part (`formats.row.Rows`), block by block; made where there are none that
+    fit. Raises OutputError."""
+    places, key = _find_places(part, source)
+    for is_new in (False, True):
+        if is_new:
+            build_columns(part, source)
+        for path in places:
+            try:
+                return read_blocks(path, key, names)
+            except FileNotFoundError:
+                continue
+            except Misfit as error:
+                get_logger().info("%s is not used: %s", path, error)
+    raise OutputError(f"what was written of {part.path} cannot be read back; check the disk, or set PPLDM_CACHE_DIR")
 
 
 def build_columns(part, source: Source) -> None:
     """Read the caption and metadata of every row of an open part, once, and store them. Raises OutputError."""
     get_logger().info("reading the metadata of %s, once", part.path)
-    *others, last = _places(part.path, source)
-    for target in (*others, last):
-        if target == last:
+    places, key = _find_places(part, source)
+    for target in places:
+        if target == places[-1]:
             make_output_dir(target.parent)
         shown = progress(total=len(part), desc=part.path.name, unit="row", unit_scale=True, delay=3)
         try:
@@ -228,30 +227,17 @@ def build_columns(part, source: Source) -> None:
                     except RowError as error:
                         writer.add_bad(error.reason)
                     bar.update()
-                writer.finish(_key(part, source))
+                writer.finish(key)
             return
         except OSError as error:
-            if target == last or error.errno not in READ_ONLY:
+            if target == places[-1] or error.errno not in READ_ONLY:
                 words = f"{error.strerror or error}; free some space or set PPLDM_CACHE_DIR"
                 raise OutputError(f"cannot write {target}: {words}") from error
 
 
-def _read_stored(part, source: Source, names: Iterable[str]) -> list[Block] | None:
-    for path in _places(part.path, source):
-        try:
-            return read_blocks(path, _key(part, source), names)
-        except FileNotFoundError:
-            continue
-        except Misfit as error:
-            get_logger().info("%s is not used: %s", path, error)
-    return None
-
-
-def _places(path: Path, source: Source) -> list[Path]:
-    spec = COLUMNS.of_layout(index_layout(source.layout, source.format))
-    beside = [] if source.format == "folder" else [spec.index_path(path)]
-    return [*beside, spec.cached_index_path(path)]
-
-
-def _key(part, source: Source) -> list:
-    return columns_key(part.identity, len(part), source.format, index_layout(source.layout, source.format))
+def _find_places(part, source: Source) -> tuple[list[Path], list]:
+    """(where the columns of a part may lie, their key)."""
+    layout = index_layout(source.layout, source.format)
+    spec = COLUMNS.of_layout(layout)
+    beside = [] if source.format == "folder" else [spec.index_path(part.path)]
+    return [*beside, spec.cached_index_path(part.path)], columns_key(part.identity, len(part), source.format, layout)

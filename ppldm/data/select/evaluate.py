@@ -11,6 +11,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -42,10 +43,9 @@ def judge(
     expression: Expression, columns: Mapping[str, Sequence | np.ndarray | Distinct], num_rows: int
 ) -> tuple[np.ndarray, list[str]]:
     """(codes, uint16 [num_rows]; reasons): code 0 is a row for which the expression is true, any other says why it is
-    not: `reasons[code - 1]`. columns: by field the value of each row, None where it has none; a field without a column
-    is in no row. Integer arrays are sizes in pixels, 0 where unknown; arrays of float32 or float64 are numbers, NaN
-    where there is none."""
-    judgement = _Judgement(columns, num_rows)
+    not: `reasons[code - 1]`. columns: by field the value of each row, None where it has none. Integer arrays are sizes
+    in pixels, 0 where unknown; arrays of float32 or float64 are numbers, NaN where there is none."""
+    judgement = _Judgement({name: _classify(values) for name, values in columns.items()}, num_rows, [FALSE])
     return judgement.of(expression), judgement.reasons
 
 
@@ -63,18 +63,19 @@ def _and(codes: np.ndarray, others: np.ndarray) -> np.ndarray:
     return np.where(stays, codes, others)
 
 
+@dataclass(frozen=True)
 class _Judgement:
     """One evaluation over the rows of some columns."""
 
-    def __init__(self, columns: Mapping[str, Sequence | np.ndarray | Distinct], num_rows: int):
-        self._num_rows, self.reasons = num_rows, [FALSE]
-        self._columns = {name: _classify(values) for name, values in columns.items()}
+    columns: dict[str, np.ndarray | Distinct]
+    num_rows: int
+    reasons: list[str]
 
     def of(self, expression: Expression) -> np.ndarray:
         """The code of each row, uint16."""
         if isinstance(expression, Compare | Member):
-            missing = Distinct([None], np.zeros(self._num_rows, np.uint8))
-            columns = {name: self._columns.get(name, missing) for name in sorted(field_names(expression))}
+            missing = Distinct([None], np.zeros(self.num_rows, np.uint8))
+            columns = {name: self.columns.get(name, missing) for name in sorted(field_names(expression))}
             codes = self._of_numbers(expression, columns)
             return self._of_values(expression, columns) if codes is None else codes
         if isinstance(expression, Not):
@@ -85,7 +86,7 @@ class _Judgement:
 
     def _of_numbers(self, expression: Compare | Member, columns: dict) -> np.ndarray | None:
         """Where all columns are numbers, and float64 holds what they are compared with."""
-        if not columns or any(isinstance(column, Distinct) for column in columns.values()):
+        if any(isinstance(column, Distinct) for column in columns.values()):
             return None
         fields = [expression.item] if isinstance(expression, Member) else [expression.left, expression.right]
         sides = [columns[one.name] if isinstance(one, Field) else _exact_number(one) for one in fields]
@@ -104,14 +105,11 @@ class _Judgement:
 
     def _of_values(self, expression: Compare | Member, columns: dict) -> np.ndarray:
         """Value by value, or pair of values by pair, each once."""
-        combined, places = [()], np.zeros(self._num_rows, np.int64)
-        for number, column in enumerate(columns.values()):
-            values, own = _list_values(column)
-            if number == 0:
-                combined, places = [(value,) for value in values], own
-            else:
-                pairs, places = np.unique(places.astype(np.int64) * len(values) + own, return_inverse=True)
-                combined = [(*combined[pair // len(values)], values[pair % len(values)]) for pair in pairs.tolist()]
+        (values, places), *others = map(_list_values, columns.values())
+        combined = [(value,) for value in values]
+        for more, own in others:  # of a comparison of two fields
+            pairs, places = np.unique(places.astype(np.int64) * len(more) + own, return_inverse=True)
+            combined = [(values[pair // len(more)], more[pair % len(more)]) for pair in pairs.tolist()]
         if isinstance(expression, Member):
             found = _are_listed(expression, [value for (value,) in combined])
         else:
@@ -150,10 +148,10 @@ def _compare(expression: Compare, values: Mapping) -> bool | str:
     kinds = _kind(left), _kind(right)
     if _MISSING in kinds:
         return _missing(operands[kinds.index(_MISSING)])
-    if kinds == (_TEXT, _NUMERIC) and (number := read_number(left)) is not None:
-        left, kinds = number, (_NUMERIC, _NUMERIC)
-    if kinds == (_NUMERIC, _TEXT) and (number := read_number(right)) is not None:
-        right, kinds = number, (_NUMERIC, _NUMERIC)
+    if {*kinds} == {_TEXT, _NUMERIC}:
+        numbers = [read_number(one) if isinstance(one, str) else one for one in (left, right)]
+        if None not in numbers:
+            (left, right), kinds = numbers, (_NUMERIC, _NUMERIC)
     is_ordered = expression.sign in ORDER_SIGNS
     if kinds in ((_NUMERIC, _NUMERIC), (_TEXT, _TEXT)) or (kinds == (_TRUTH, _TRUTH) and not is_ordered):
         return _OPERATORS[expression.sign](left, right)
@@ -186,8 +184,7 @@ def _no_order(left: Field | Literal, right: Field | Literal) -> str:
 
 
 def _exact_number(literal: Literal) -> float | None:
-    """The number that a literal is or spells, if float64 holds it exactly, so that comparing it there is comparing
-    it."""
+    """The number that a literal is or spells, if float64 holds it exactly; else None."""
     number = read_number(literal.value) if isinstance(literal.value, str) else literal.value
     try:
         return float(number) if _kind(number) == _NUMERIC and float(number) == number else None
@@ -222,10 +219,8 @@ def judge_blocks(part: Rows, source: Source, where: Expression, sizes: dict) -> 
         if errors is not None:
             # Of rows that cannot be read, what the sizes decide stays decided.
             by_size, _ = judge(where, own_sizes, num_rows)
-            first = len(reasons) + 1
-            codes = np.where(
-                by_size > 1, np.where(errors.places < len(errors.values) - 1, first + errors.places, codes), codes
-            )
+            is_bad = errors.places < len(errors.values) - 1
+            codes = np.where(by_size > 1, np.where(is_bad, len(reasons) + 1 + errors.places, codes), codes)
             reasons = reasons + errors.values[:-1]
         yield codes, reasons
         start += num_rows

@@ -169,25 +169,18 @@ def _make_field(name: str) -> Field:
     return Field(name)
 
 
-@dataclass(frozen=True)
-class _Token:
-    kind: str
-    text: str
-    start: int
-
-
 class _Parser:
     """Recursive descent. `shown` is the text for errors; its end is `text`. `fields`: the only names, if given."""
 
     def __init__(self, text: str, shown: str, start: int = 0, fields: dict[str, Field] | None = None):
         self._text, self._shown, self._fields = text, shown, fields
         self._depth = 0
-        self._token = self._next(start)
+        self._move(start)
 
     def parse(self, left: Field | None = None) -> Expression:
         """The expression; with `left`, the comparison of which that is not written."""
-        expression = self._comparison_of(left, self._token.start) if left else self._or()
-        if self._token.kind != "end":
+        expression = self._comparison_of(left, self._start) if left else self._or()
+        if self._kind != "end":
             raise self._error("`and`, `or` or the end is due")
         return expression
 
@@ -207,6 +200,7 @@ class _Parser:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._error(f"this is nested over {MAX_DEPTH} times")
+        start = self._start
         if self._take("not"):
             expression = Not(self._not())
         elif self._take("("):
@@ -214,45 +208,44 @@ class _Parser:
             if not self._take(")"):
                 raise self._error("`and`, `or` or the closing parenthesis is due")
         else:
-            start = self._token.start
             expression = self._comparison_of(self._operand(), start)
         self._depth -= 1
         return expression
 
     def _comparison_of(self, left: Field | Literal, start: int) -> Expression:
-        negated = self._take("not")
+        negated, sides, comparisons = self._take("not"), [left], []
         if self._take("in"):
             member = Member(left, self._values())
-            self._require_field((left,), start)
+            self._require_field(sides, start)
             return Not(member) if negated else member
         if negated:
             raise self._error("`in` is due")
-        comparisons = []
-        while self._token.text in SIGNS:
-            sign, place = self._token.text, self._token
-            self._token = self._next(place.start + len(sign))
+        while self._token in SIGNS:
+            sign, place = self._token, self._start
+            self._move(place + len(sign))
             right = self._operand()
-            if sign[0] in "<>" and any(isinstance(o, Literal) and isinstance(o.value, bool) for o in (left, right)):
+            if sign in ORDER_SIGNS and any(isinstance(o, Literal) and isinstance(o.value, bool) for o in (left, right)):
                 raise self._error("true and false have no order; only == and != compare them", place)
             comparisons.append(Compare(left, sign, right))
+            sides.append(right)
             left = right
         if not comparisons:
             raise self._error("one of < <= > >= == != in is due")
-        self._require_field([side for c in comparisons for side in (c.left, c.right)], start)
+        self._require_field(sides, start)
         return all_of(comparisons)
 
     def _require_field(self, sides: Iterable[Field | Literal], start: int) -> None:
         if not any(isinstance(side, Field) for side in sides):
-            raise self._error("a comparison needs a field", _Token("", "", start))
+            raise self._error("a comparison needs a field", start)
 
     def _values(self) -> tuple[Literal, ...]:
-        closing = {"(": ")", "[": "]"}.get(self._token.text)
+        closing = {"(": ")", "[": "]"}.get(self._token)
         if closing is None:
             raise self._error("a list in parentheses is due")
-        values = []
-        while not values or self._token.text == ",":
-            self._token = self._next(self._token.start + 1)
-            if values and self._token.text == closing:
+        values: list[Literal] = []
+        while not values or self._token == ",":
+            self._move(self._start + 1)
+            if values and self._token == closing:
                 break
             value = self._operand()
             if not isinstance(value, Literal):
@@ -263,46 +256,44 @@ class _Parser:
         return tuple(values)
 
     def _operand(self) -> Field | Literal:
-        token, operand = self._token, None
-        if token.kind == "number":
-            operand = Literal(self._number(token))
-        elif token.kind == "text":
-            operand = Literal(re.sub(r"\\(.)", r"\1", token.text[1:-1], flags=re.DOTALL))
-        elif token.text in _TRUTHS:
-            operand = Literal(_TRUTHS[token.text])
-        elif token.kind == "field" or (token.kind == "word" and token.text not in _KEYWORDS):
-            name = token.text.strip("`")
+        text, operand = self._token, None
+        if self._kind == "number":
+            if math.isinf(value := float(text)):
+                raise self._error("this number is too large")
+            operand = Literal(int(text) if re.fullmatch(r"[+-]?\d+", text) else value)
+        elif self._kind == "text":
+            operand = Literal(re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL))
+        elif text in _TRUTHS:
+            operand = Literal(_TRUTHS[text])
+        elif self._kind == "field" or (self._kind == "word" and text not in _KEYWORDS):
+            name = text.strip("`")
             if self._fields is not None and name not in self._fields:
-                raise self._error(f"only {', '.join(self._fields)} may be named here", token)
+                raise self._error(f"only {', '.join(self._fields)} may be named here")
             operand = Field(name) if self._fields is None else self._fields[name]
         if operand is None:
             raise self._error("a field, a number or text is due")
-        self._token = self._next(token.start + len(token.text))
+        self._move(self._start + len(text))
         return operand
-
-    def _number(self, token: _Token) -> int | float:
-        value = float(token.text)
-        if math.isinf(value):
-            raise self._error("this number is too large", token)
-        return int(token.text) if re.fullmatch(r"[+-]?\d+", token.text) else value
 
     def _take(self, text: str) -> bool:
         """Pass over a keyword or sign, if it is the next token."""
-        found = self._token.kind in ("word", "sign") and self._token.text == text
+        found = self._kind in ("word", "sign") and self._token == text
         if found:
-            self._token = self._next(self._token.start + len(text))
+            self._move(self._start + len(text))
         return found
 
-    def _next(self, start: int) -> _Token:
+    def _move(self, start: int) -> None:
+        """To the token that comes from `start` on."""
         match = _TOKEN.match(self._text, start)
         if not match:
             begin = start + len(self._text[start:]) - len(self._text[start:].lstrip())
             problem = "this text has no closing quote" if self._text[begin] in "\"'`" else "this is not understood"
-            raise self._error(problem, _Token("", "", begin))
-        return _Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))
+            raise self._error(problem, begin)
+        self._kind = kind = match.lastgroup or ""
+        self._token, self._start = match[kind], match.start(kind)
 
-    def _error(self, problem: str, token: _Token | None = None) -> ConfigError:
-        at = (token or self._token).start + len(self._shown) - len(self._text)
+    def _error(self, problem: str, start: int | None = None) -> ConfigError:
+        at = (self._start if start is None else start) + len(self._shown) - len(self._text)
         before, after = self._shown[max(0, at - 40) : at], self._shown[at : at + 40]
         marked = " ".join(f"{before} --> {after}".split())
         return ConfigError(f"--where: {problem} at character {at + 1}: {marked or '(nothing is there)'}")

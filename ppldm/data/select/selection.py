@@ -2,9 +2,7 @@
 
 The rows of all sources are numbered through; a `Selection` is a sequence of some of these numbers, in ascending order:
 a bit a row, nothing for a part of which every row is used, with buckets (`ppldm.data.shapes`) a byte more. It is a
-function of the parts, the condition and the shapes alone. Conditions are answered by the indexes and the columns beside
-them (`select.columns`), without reading a row.
-"""
+function of the parts, the condition and the shapes alone."""
 
 import random
 from collections import Counter
@@ -26,10 +24,9 @@ _PARTS_AT_ONCE = 32  # that a process is given: handing out one by one takes as 
 
 
 class Selection:
-    """Some of the rows of all parts. `len()` is how many; `selection[i]` the number of the i-th, ascending.
-    `list_sizes`: selected rows of each source. `num_rows`: all rows. `skipped`: rows that are not selected, by reason.
-    `contents`: (bytes, CRC-32) of each part as it was indexed, None where that is not known. `buckets`: the shapes of
-    the selected rows, None where all are squares."""
+    """Some of the rows of all parts. `selection[i]`: the number of the i-th, ascending. `list_sizes`: selected rows of
+    each source. `num_rows`: all rows. `skipped`: rows that are not selected, by reason. `contents`: (bytes, CRC-32) of
+    each part, None where not known. `buckets`: the shapes of the selected rows, None where all are squares."""
 
     def __init__(
         self,
@@ -163,8 +160,7 @@ def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[tuple]:
 
 
 def _judge_part(task: tuple[int, Path, Source], where, min_side: int, shapes: ShapeRule | None) -> tuple:
-    """Of a part (number, path, how to read it): (the rows used, packed, None for all; why not the others, by reason;
-    shapes and kept areas of all, None without `shapes`)."""
+    """(the rows used, packed, None for all; why not the others; shapes and kept areas, None without `shapes`)."""
     _, path, source = task
     codes = kept = None
     with closing(open_part(path, source)) as part:

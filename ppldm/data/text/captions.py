@@ -3,10 +3,8 @@
 In this order: dropped or not; which of the row's texts; one choice of each wildcard; its tags dropped and shuffled;
 cleaned. Each has random numbers of its own, so that switching one on changes nothing that the others draw.
 
-Tags ("1girl, red hair, smile") are shuffled and dropped as by kohya's sd-scripts: a caption is cut at the separator;
-the head, and with a separator of its own the tail, stays in its place; of the tags between each is dropped with the
-same probability, and what is left is shuffled.
-
+Tags ("1girl, red hair, smile") are shuffled and dropped as by kohya's sd-scripts: of the tags between the head and,
+with a separator of its own, the tail, each is dropped with the same probability, and what is left is shuffled.
 Captions from web pages are cleaned as those of CC12M are before training: lower case, without what no picture shows
 (`_STEPS`). All of it is done twice, for what goes may uncover more.
 
@@ -22,6 +20,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 from urllib.parse import unquote_plus
 
@@ -94,9 +93,8 @@ def _clean(caption: str) -> str:
 
 @dataclass(frozen=True)
 class TagRule:
-    """What happens to tags. keep: how many at the beginning stay. keep_separator: where it is in a caption, what stands
-    before it stays instead, and what stands behind a second one. group_separator: joins tags into one; it becomes
-    `separator` in the end."""
+    """What happens to tags. keep: how many at the beginning stay. keep_separator: what stands before it stays instead,
+    and what stands behind a second one. group_separator: joins tags into one; it becomes `separator` in the end."""
 
     shuffle: bool = False
     drop_probability: float = 0.0
@@ -163,8 +161,7 @@ class CaptionRule:
 
     @classmethod
     def of_flags(cls, captions: str, clean: bool, choice: str = "random") -> "CaptionRule":
-        """The rule of a command's `--captions` (as that of training; empty: the rows' own), `--clean-captions` and
-        `--caption-choice`, with nothing dropped. Raises ConfigError."""
+        """The rule of `--captions` (empty: rows' own), `--clean-captions`, `--caption-choice`. Raises ConfigError."""
         given = {"captions": captions or None, "caption_choice": choice, "clean_captions": clean}
         stated = options(CaptionOptions)
         values = {name: value if value is None else check_value(stated[name], value) for name, value in given.items()}
@@ -186,8 +183,7 @@ class CaptionRule:
         return [clean_caption(text) for text in texts] if self.clean else texts
 
     def draw(self, row: Row, generator: Callable[[Stream], np.random.Generator]) -> str:
-        """The caption of a sample of `row`, which `check` has passed; `generator` gives the sample's random numbers of
-        a purpose."""
+        """The caption of a sample of a row that `check` has passed; `generator`: of the sample, by purpose."""
         place = self.draw_place(row, generator)
         if place is None:
             return ""
@@ -227,8 +223,7 @@ class CaptionRule:
 
 
 def expand_wildcards(caption: str, draw: Callable[[], float]) -> str:
-    """The caption with one choice of each `{a|b}`. `draw()` gives numbers uniform in [0, 1): one for each choice that
-    is made, in the order in which they stand."""
+    """The caption with one choice of each `{a|b}`; `draw()`, uniform in [0, 1), is called for each choice in turn."""
     marks = list(_MARKS.finditer(caption))
     groups, skip_to = _match(marks)
     text, position, number = [], 0, 0
@@ -250,8 +245,7 @@ def expand_wildcards(caption: str, draw: Callable[[], float]) -> str:
 
 
 def _match(marks: list[re.Match]) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """(opening mark -> the marks behind which its choices begin, bar or closing mark -> the closing mark to go to), all
-    by number."""
+    """By number: (opening mark -> marks behind which its choices begin, bar or closing mark -> closing mark)."""
     groups, skip_to, open_groups = {}, {}, []
     for number, mark in enumerate(marks):
         if mark[0] == "{":
@@ -271,9 +265,8 @@ _SHOWN = 60  # characters of what is cut
 
 @dataclass
 class Coverage:
-    """Counts over captions. `lengths`: captions by their number of tokens, special tokens included, before cutting.
-    `unknown`: words without a token, by how often they come. `empty`: captions of nothing but spaces. `lost`: what is
-    cut from one of those that are too long. Two of them add up."""
+    """Counts over captions. `lengths`: of captions by number of tokens, special ones included, before cutting.
+    `unknown`: words without a token, counted. `empty`: only spaces. `lost`: what is cut from one that is too long."""
 
     captions: int = 0
     words: int = 0
@@ -283,14 +276,8 @@ class Coverage:
     lost: str = ""
 
     def __add__(self, other: "Coverage") -> "Coverage":
-        return Coverage(
-            self.captions + other.captions,
-            self.words + other.words,
-            self.unknown + other.unknown,
-            self.lengths + other.lengths,
-            self.empty + other.empty,
-            self.lost or other.lost,
-        )
+        sums = {name: value + getattr(other, name) for name, value in vars(self).items() if name != "lost"}
+        return Coverage(**sums, lost=self.lost or other.lost)
 
     @property
     def unknown_share(self) -> float:
@@ -303,17 +290,9 @@ class Coverage:
 
     def length_at(self, share: float) -> int:
         """The number of tokens that at least `share` of the captions do not exceed; 0 without captions."""
-        covered = 0
-        for length in sorted(self.lengths):
-            covered += self.lengths[length]
-            if covered >= share * self.captions:
-                return length
-        return 0
-
-    @property
-    def shown_lost(self) -> str:
-        """The beginning of what is cut from a caption."""
-        return f"{self.lost[:_SHOWN]!r}{'…' * (len(self.lost) > _SHOWN)}"
+        lengths = sorted(self.lengths)
+        covered = zip(lengths, accumulate(self.lengths[length] for length in lengths), strict=True)
+        return next((length for length, count in covered if count >= share * self.captions), 0)
 
     def describe(self, max_length: int) -> str:
         """A sentence for the log."""
@@ -323,7 +302,7 @@ class Coverage:
         if self.empty:
             words = f"{self.empty / self.captions:.1%} are empty, {words}"
         lengths = f"the median has {self.length_at(0.5)}, the longest {self.length_at(1)}"
-        example = f"; one loses {self.shown_lost}" if self.lost else ""
+        example = f"; one loses {self.lost[:_SHOWN]!r}{'…' * (len(self.lost) > _SHOWN)}" if self.lost else ""
         return f"{words}, {self.cut_share(max_length):.1%} are cut at {max_length} tokens ({lengths}{example})"
 
 

@@ -20,9 +20,18 @@ from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ..formats.base import read_image_size
 from ..formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS, find_image, read_records
-from ..formats.folder import entries_of, find_caption, list_pictures, split_name
+from ..formats.folder import (
+    CAPTION_KEYS,
+    IMAGE_SUFFIXES,
+    PICTURE_SUFFIXES,
+    decode_caption,
+    decode_meta,
+    entries_of,
+    find_caption,
+    list_pictures,
+    split_name,
+)
 from ..formats.row import find_name
-from ..formats.sample_files import CAPTION_KEYS, IMAGE_SUFFIXES, PICTURE_SUFFIXES, decode_caption, decode_meta
 
 WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
 _MEASURED = 400  # pictures whose sizes are looked at, evenly spread
@@ -67,8 +76,7 @@ class Survey:
         return lines
 
     def prompts(self, count: int) -> list[str]:
-        """So many different captions, or all: each the one whose words are new for the largest share, so that few of
-        them show most of what there is."""
+        """So many different captions, or all: each the one of whose words the largest share is new."""
         from .tokenizer import count_words
 
         different = list(dict.fromkeys(self.captions.values()))
@@ -109,8 +117,7 @@ class Survey:
 
 
 def survey(folder, flag: str = "--pictures") -> Survey:
-    """Look at a folder, whose name `flag` gave. Raises ConfigError, and DataError for pictures that cannot be trained
-    on as they are."""
+    """Look at a folder that `flag` named. Raises ConfigError, and DataError for pictures of no use as they are."""
     folder = Path(folder).expanduser()
     pictures = _list(folder, flag)
     sides = map_in_threads(read_image_size, spread(pictures, _MEASURED), "looking at pictures")
@@ -143,15 +150,13 @@ def _table_above(folder: Path, pictures: list[Path]) -> Path | None:
 
 
 def has_captions_beside(folders: list[Path]) -> bool:
-    """Whether folders of pictures have captions in files beside these, by the first thousand names of the first three.
-    Raises OSError."""
+    """Whether pictures have captions beside them, by a thousand names of the first three folders. Raises OSError."""
     names = (one / name for one in folders[:3] for name, _ in islice(entries_of(one), 1000))
     return any(find_text(path) for path in names if split_name(path.name)[1] in IMAGE_SUFFIXES)
 
 
 def write_table(folder: Path) -> Path:
-    """The table of a folder's captions in the cache folder: the same file while pictures and captions are the same.
-    Raises FilelistError."""
+    """The table of a folder's captions in the cache, the same file while they are the same. Raises FilelistError."""
     try:
         found = survey(folder, "the folder")
     except PpldmError as error:
@@ -165,8 +170,7 @@ def write_table(folder: Path) -> Path:
 
 
 def caption_of_name(name: str) -> str:
-    """The words of a picture's base name, without numbers and signs: "red_car_03" is "red car". Empty where it says
-    nothing, as "IMG_1234"."""
+    """The words of a base name: "red_car_03" is "red car"; empty where it says nothing, as "IMG_1234"."""
     words = []
     for piece in re.split(r"[^\w'’]+|_", name):
         word = piece.strip("0123456789")

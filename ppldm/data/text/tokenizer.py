@@ -1,8 +1,7 @@
 """Captions to token ids, by tokenizers in Rust, which see each word once.
 
-Nothing that a tokenizer of ours does reaches across a space: text is normalised character by character, and cut at
-spaces before any token is looked for. So a caption's ids are those of its parts between spaces, one after the other,
-and the parts of captions repeat. A caption in a script without spaces is one part, which is seldom kept.
+Nothing that a tokenizer of ours does reaches across a space: a caption's ids are those of its parts between spaces, one
+after the other, and the parts of captions repeat. A caption in a script without spaces is one part, seldom kept.
 
 BERT's WordPiece is a `vocab.txt`, one token a line, the line number its id, and whether text is lower-cased; with it
 may come `words.txt`, all words of the captions that are trained on. Its ids are those of PaddleNLP's BertTokenizer for
@@ -137,8 +136,7 @@ class WordTokenizer:
         return rows
 
     def measure(self, caption: str, room: int) -> tuple[int, str]:
-        """(its tokens, without the first and the last; the text, as it is read, behind as many as there is room
-        for)."""
+        """(its tokens, without the first and the last; the text behind as many as there is room for)."""
         (caption,) = self.read([caption])
         encoding = self.whole.encode(caption, add_special_tokens=False)
         return len(encoding.ids), caption[encoding.offsets[room][0] :] if len(encoding.ids) > room else ""
@@ -332,8 +330,7 @@ def _fetch(name: str, max_length: int, offline: bool) -> tuple[list[str], int, b
 
 
 class ClipTokenizer(WordTokenizer):
-    """Of a folder, and tokens `added` behind those of it. Captions start with START and end with END. All words are
-    made of pieces, of single bytes if need be, so that none is unknown."""
+    """Of a folder, and tokens `added` behind those of it. Words are made of pieces, if need be of single bytes."""
 
     def __init__(self, folder, max_length: int, added: Sequence[str] = ()):
         self.folder, self.mends = Path(folder), mends_text(Path(folder))

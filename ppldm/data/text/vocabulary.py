@@ -1,9 +1,6 @@
 """A WordPiece vocabulary of a given size, learned from how often words come (Schuster and Nakajima 2012; pieces are
-found as in byte-pair encoding, Sennrich et al. 2016, arXiv:1508.07909, by Hugging Face's `tokenizers`).
-
-It holds the special tokens, then single characters, then the most useful pieces and words. The same counts give the
-same vocabulary, to the token, whatever order they were counted in.
-"""
+found as in byte-pair encoding, Sennrich et al. 2016, arXiv:1508.07909, by Hugging Face's `tokenizers`): special tokens,
+single characters, then the most useful pieces and words; the same for the same counts, to the token."""
 
 import re
 from collections import Counter
@@ -24,23 +21,15 @@ _SHORTEST, _LONGEST = 16, 77  # tokens of a caption
 _CHINESE = re.compile("[\u3400-\u9fff]")
 _WORDS_PER_TEXT = 1000
 _MAX_WORD_LENGTH = 100  # as in BERT: longer words are unknown
-
-
-def _english() -> list[str]:
-    """ASCII: letters and digits, as words and inside of them, and punctuation."""
-    characters = [chr(code) for code in range(0x21, 0x7F) if not chr(code).isupper()]
-    return [*characters, *(f"##{char}" for char in characters if char.isalnum())]
-
-
-def _chinese() -> list[str]:
-    """The 3,755 most used characters of simplified Chinese (GB/T 2312, rows 16 to 55) and punctuation. Each Chinese
-    character is a word of its own."""
-    codes = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
-    return list("，。！？、；：（）《》“”‘’…—·" + codes.decode("gb2312", errors="ignore"))
-
-
-# The single-character tokens that a vocabulary for a language has, whether the captions have them or not.
-LANGUAGES = {"en": _english, "zh": _chinese}
+_ASCII = [chr(code) for code in range(0x21, 0x7F) if not chr(code).isupper()]
+# The 3,755 most used characters of simplified Chinese: GB/T 2312, rows 16 to 55.
+_GB2312 = bytes(byte for row in range(0xB0, 0xD8) for cell in range(0xA1, 0xFF) for byte in (row, cell))
+# The single-character tokens that a vocabulary for a language has, whether the captions have them or not: of English
+# letters and digits, as words and inside of them; each Chinese character is a word of its own; and punctuation.
+LANGUAGES = {
+    "en": [*_ASCII, *(f"##{char}" for char in _ASCII if char.isalnum())],
+    "zh": [*"，。！？、；：（）《》“”‘’…—·", *_GB2312.decode("gb2312", errors="ignore")],
+}
 
 
 def languages_of(captions: Iterable[str]) -> list[str]:
@@ -64,7 +53,7 @@ def learn_vocabulary(counts: Counter, size: int, languages: list[str]) -> list[s
     """At most `size` tokens for words that come as often as `counts` says (as `count_words` makes them). Characters of
     `languages` (of LANGUAGES) are always in it; those of the words in the order of how often they come, for as long as
     there is room. Raises ConfigError where `size` has no room for the characters asked for."""
-    required = dict.fromkeys(SPECIAL_TOKENS) | dict.fromkeys(token for name in languages for token in LANGUAGES[name]())
+    required = dict.fromkeys(SPECIAL_TOKENS) | dict.fromkeys(token for name in languages for token in LANGUAGES[name])
     if size < len(required):
         raise ConfigError(
             f"--size {size} has no room for the special tokens and the characters of {', '.join(languages)}; give at "

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from ...data.formats.sample_files import IMAGE_SUFFIXES, decode_caption, decode_meta
+from ...data.formats.folder import IMAGE_SUFFIXES, decode_caption, decode_meta
 from ...data.formats.tar import read_samples
 from ...utils.errors import ConfigError, DataError, PartError, RowError
 from ...utils.files import atomic_write, local_path, read_json_object, write_text

@@ -16,12 +16,21 @@ from typing import TypeVar
 import numpy as np
 
 from ...data.formats import csv_table
-from ...data.formats.folder import entries_of, list_samples, read_sample, split_name
+from ...data.formats.folder import (
+    ALL_SUFFIXES,
+    IMAGE_SUFFIXES,
+    PICTURE_SUFFIXES,
+    assemble_row,
+    decode_meta,
+    entries_of,
+    list_samples,
+    read_sample,
+    split_name,
+)
 from ...data.formats.layouts import CONTROL_COLUMNS
 from ...data.formats.mds import MdsLayout, is_packed, open_samples, unpacked_name
 from ...data.formats.parquet_table import open_table, read_records, split_record
 from ...data.formats.row import Row
-from ...data.formats.sample_files import ALL_SUFFIXES, IMAGE_SUFFIXES, PICTURE_SUFFIXES, assemble_row, decode_meta
 from ...data.formats.tar import read_samples, scan_samples
 from ...data.text.survey import has_captions_beside, write_table
 from ...utils.errors import ConfigError, DataError, PartError, RowError

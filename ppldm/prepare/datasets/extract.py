@@ -24,10 +24,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from ...data.formats.csv_table import IMAGE_COLUMNS as NAMING_COLUMNS
+from ...data.formats.folder import IMAGE_SUFFIXES, decode_meta
 from ...data.formats.mds import MdsLayout, open_samples
 from ...data.formats.parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ...data.formats.row import Row
-from ...data.formats.sample_files import IMAGE_SUFFIXES, decode_meta
 from ...utils.checksums import hash_file
 from ...utils.errors import DataError, RowError
 from ...utils.files import atomic_write, finish_file, link_or_copy, make_output_dir, remove_path

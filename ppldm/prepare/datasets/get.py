@@ -27,7 +27,7 @@ from urllib.parse import quote, urlsplit
 
 import yaml
 
-from ...data.formats.sample_files import IMAGE_SUFFIXES
+from ...data.formats.folder import IMAGE_SUFFIXES
 from ...utils.checksums import hash_file
 from ...utils.errors import ConfigError, DataError, EnvironmentProblem
 from ...utils.files import (

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ppldm.data.formats import folder as folder_names
-from ppldm.data.formats.folder import FolderNames, list_samples, split_name
-from ppldm.data.formats.sample_files import SUFFIXES
+from ppldm.data.formats.folder import SUFFIXES, FolderNames, list_samples, split_name
 from ppldm.prepare.convert.units import FolderUnit
 
 NAMES = [
@@ -44,10 +43,7 @@ def test_names_are_split_as_pathlib_does(name):
     assert split_name(name) == (Path(name).stem, Path(name).suffix[1:].lower())
 
 
-@pytest.mark.parametrize("run, block", [(1, 1), (3, 2), (100, 10)])
-def test_samples_are_those_of_a_dict_whatever_the_length_of_the_runs(folder, monkeypatch, run, block):
-    monkeypatch.setattr(folder_names, "_RUN", run)
-    monkeypatch.setattr(folder_names, "_BLOCK", block)
+def test_samples_are_those_of_a_dict(folder):
     names = FolderNames(folder)
     assert list(names) == by_a_dict(NAMES) and len(names) == len(by_a_dict(NAMES)) and names.has_images
     for outside in (-1, len(names)):

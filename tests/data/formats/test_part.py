@@ -288,7 +288,7 @@ def test_a_row_damaged_behind_a_fitting_index_is_a_bad_row(tmp_path, make_rows):
 
 
 def test_a_row_over_the_limit_is_refused(tmp_path, make_rows, monkeypatch):
-    monkeypatch.setattr(part_lines, "MAX_ROW_BYTES", 100)
+    monkeypatch.setattr(part_lines.base, "MAX_ROW_BYTES", 100)
     (tmp_path / "plain").write_bytes(lines_of(make_rows(0, 2)))
     (tmp_path / "packed").write_bytes(gzip.compress(lines_of(make_rows(0, 2))))
     for name in ("plain", "packed"):

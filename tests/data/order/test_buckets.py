@@ -2,7 +2,6 @@ import pickle
 import tracemalloc
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,13 +48,6 @@ def test_buckets_go_to_another_process():
     buckets = BucketIndex(make_shapes(2), np.array([0, 1, 1, 0], dtype=np.uint8), [1, 3])
     again = pickle.loads(pickle.dumps(buckets))
     assert again.places(1, np.array([1, 0])).tolist() == [2, 1] and again.sizes.tolist() == [[1, 0], [1, 2]]
-
-
-def test_codes_that_cannot_be_are_refused():
-    with pytest.raises(ValueError, match="3 rows have a shape, and the lists have 4"):
-        BucketIndex(make_shapes(1), np.zeros(3, dtype=np.uint8), [4])
-    with pytest.raises(ValueError, match="shape number 2 of 2 shapes"):
-        BucketIndex(make_shapes(2), np.array([0, 2], dtype=np.uint8), [2])
 
 
 def test_beside_the_codes_little_memory_is_used():

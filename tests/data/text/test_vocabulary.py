@@ -60,7 +60,7 @@ def test_a_letter_seen_inside_words_only_may_begin_a_word():
 
 def test_where_there_is_no_room_the_rarest_characters_go():
     common, rare = "中" * 9 + "文" * 9, "龘靐"
-    vocab = learn_vocabulary(count_words([common, rare]), len(set(LANGUAGES["en"]())) + 5 + 2, ["en"])
+    vocab = learn_vocabulary(count_words([common, rare]), len(set(LANGUAGES["en"])) + 5 + 2, ["en"])
     assert "中" in vocab and "文" in vocab and not set(rare) & set(vocab)
     assert unknown_words(vocab, [common, rare]) == list(rare)
 
