@@ -39,12 +39,13 @@ from ..utils.processes.ranks import World, barrier, shard
 from ..utils.rng import Stream, make_rng
 from ..utils.text import as_json
 from ..weights import folders
-from ..weights.fill import fill_component, find_component_by_name
+from ..weights.fill import fill_component
 from ..weights.folders import (
     RUN_FILE,
     is_run,
 )
 from ..weights.lora.merge import identify_loras
+from ..weights.source import read_component
 from .measure import SEED, Networks, Result, Wanted, begin_result, check, measure, names_of, read_result
 from .pictures import WEIGHTS, PictureSet, open_pictures
 
@@ -168,7 +169,7 @@ class Job:
 
     def of_autoencoder(self, folder: Path, out: Path, world: World) -> dict[Path, Result]:
         """Reconstruct the real pictures, and on the main rank the result by its file. All ranks call it together."""
-        found = find_component_by_name("vae", folder, offline=self.loading["offline"])
+        found = read_component("vae", folder, offline=self.loading["offline"])
         fingerprint, vae = checksum_arrays(found.arrays.items()), fill_component("vae", found)
         vae.eval()
         real, results = self.real(self.resolution or found.config["sample_size"]), {}

@@ -168,11 +168,12 @@ class CascadeStage(TextToImage):
     def part(self, name: str, config: CascadeSettings, tokenizer, seed: int, parts: dict):
         """A component, filled with its weights or built anew, beside the `parts` before it."""
         from ..networks.build import build_network
-        from ..weights.fill import fill_component, find_component_by_name
+        from ..weights.fill import fill_component
+        from ..weights.source import read_component
 
         kind = self.components[name]
         if place := config.name_of(name):
-            return fill_component(kind, find_component_by_name(kind, place, offline=config.offline))
+            return fill_component(kind, read_component(kind, place, offline=config.offline))
         found = self.new_config(name, config, {})
         if name == "text_encoder":
             sizes = {"vocab_size": tokenizer.vocab_size, "max_position_embeddings": config.model_max_length}

@@ -89,11 +89,12 @@ class ControlNet(TextToImage):
         from ..networks.configs import check_fit
         from ..networks.controlnet import ControlledDiffusionModel, controlnet_config, new_controlnet
         from ..networks.cpu_operators.layers import plain_attention
-        from ..weights.fill import config_of, fill_component, find_component_by_name
+        from ..weights.fill import config_of, fill_component
+        from ..weights.source import read_component
 
         base, channels = config_of("unet", unet), make_filter(config.control).num_channels
         if name := config.controlnet_name_or_path:
-            found = find_component_by_name("controlnet", name, offline=config.offline)
+            found = read_component("controlnet", name, offline=config.offline)
             check_fit({"unet": base, "controlnet": found.config}, name)
             if (takes := found.config["conditioning_channels"]) != channels:
                 raise ModelError(

@@ -20,10 +20,9 @@ from ..utils.machine.devices import current_kind
 from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.configs import PUBLISHED_SCHEDULE
-from ..weights.fetch import locate_model
-from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
+from ..weights.fill import component_of, config_of, fill_component
 from ..weights.folders import whole_model
-from ..weights.read import find_tokenizer, read_weights
+from ..weights.source import ModelSource, open_model
 
 
 def build_ldm(
@@ -37,12 +36,8 @@ def build_ldm(
         schedule = PUBLISHED_SCHEDULE
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
-            weights = read_weights(
-                locate_model(arguments.model_name_or_path, arguments.offline, arguments.components),
-                yaml_file=arguments.original_config_file,
-                ema=arguments.load_ema,
-                assumed_prediction=arguments.prediction_type,
-            )
+            told = {"ema": arguments.load_ema, "assumed_prediction": arguments.prediction_type}
+            weights = _open(arguments, arguments.model_name_or_path, arguments.components, **told).read()
             schedule = weights.scheduler
             now = chosen | {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
             unsaid = {name: getattr(type(arguments), name) for name in now} | {"timestep_shift": 1.0}
@@ -94,18 +89,16 @@ def tokenizer_source(arguments) -> str:
     """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
-    if not arguments.starts_from_pipeline and (name := arguments.component_names()["text_encoder"]):
-        folder = locate_model(name, arguments.offline, ("text_encoder",))
-        own = find_tokenizer(folder)
-        if own is None:
-            raise ConfigError(
-                f"{folder} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: --tokenizer_name"
-            )
-        return str(own)
-    if arguments.starts_from_pipeline:
-        own = find_tokenizer(locate_model(arguments.model_name_or_path, arguments.offline, arguments.components))
-        if own:
+    if name := arguments.model_name_or_path if arguments.starts_from_pipeline else arguments.name_of("text_encoder"):
+        kinds = arguments.components if arguments.starts_from_pipeline else ("text_encoder",)
+        found = _open(arguments, name, kinds)
+        if own := found.tokenizer:
             return str(own)
+        if not arguments.starts_from_pipeline:
+            raise ConfigError(
+                f"{found.path} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: "
+                "--tokenizer_name"
+            )
     if arguments.default_tokenizer:
         return arguments.default_tokenizer
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
@@ -123,7 +116,11 @@ def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) 
             sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
             file = arguments.config_files()["text_encoder"]
             configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], file, sizes)
-        components = {kind: _find(kind, name, arguments) for kind, name in arguments.component_names().items() if name}
+        components = {
+            kind: _open(arguments, name, (kind,), ema=arguments.load_ema and kind == arguments.denoiser).component(kind)
+            for kind, name in arguments.component_names().items()
+            if name
+        }
     configs |= {kind: components[kind].config for kind in kinds if kind in components}
     check_fit(configs)
     check_sizes_taken(configs[arguments.denoiser], arguments.size_conditioning)
@@ -134,9 +131,8 @@ def _make_parts(arguments, weights: Weights | None, vocab_size: int, seed: int) 
     ]
 
 
-def _find(kind: str, name: str, arguments):
-    ema = arguments.load_ema and kind == arguments.denoiser
-    return find_component_by_name(kind, name, arguments.original_config_file, ema, arguments.offline)
+def _open(arguments, name: str, kinds: tuple[str, ...], **told) -> ModelSource:
+    return open_model(name, arguments.offline, kinds, config_file=arguments.original_config_file, **told)
 
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:

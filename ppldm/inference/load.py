@@ -2,6 +2,7 @@
 draws small latents of a prompt, and of a control image, and B and A make a picture of these."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -23,11 +24,10 @@ from ..utils.machine.devices import current_device
 from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.configs import FLOW_CLASS, SCHEDULER_CLASS
-from ..weights.fetch import locate_model
 from ..weights.fill import fill_component
-from ..weights.folders import FOLDERS, is_checkpoint, whole_model
+from ..weights.folders import whole_model
 from ..weights.lora.merge import add_loras
-from ..weights.read import read_cascade, read_component, read_weights
+from ..weights.source import CHECKPOINT, open_model
 from ..weights.write import metadata_of
 from .beginning import check_sides
 from .pipeline import TextStates, TextToImage, check_keywords
@@ -71,14 +71,14 @@ def load(
     engine, dtype = engine or EAGER, dtype or FLOAT32
     check_engine(engine)
     check_dtype(dtype, current_device())
-    source = locate_model(path, offline)
-    if prior := read_cascade(source, original_config_file, ema):
+    told = {"config_file": original_config_file, "ema": ema, "prediction_type": prediction_type}
+    source = open_model(path, offline, zero_snr=rescale_betas_zero_snr, **told)
+    if prior := source.stages():
         asked = {"--engine": engine != EAGER, "--dtype": dtype != FLOAT32, "--prediction-type": prediction_type}
         _refuse({**asked, "--rescale-betas-zero-snr": rescale_betas_zero_snr}, "not for Stable Cascade")
         return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
     _refuse({"--decoder": decoder, "--controlnet": controlnet}, f"for stage C of Stable Cascade, and {path} is none")
-    told = (original_config_file, ema, prediction_type, rescale_betas_zero_snr)
-    weights = add_loras(read_weights(source, tuple(FOLDERS), *told), lora)
+    weights = add_loras(source.read(), lora)
     require_components(whole_model(weights.components), weights, path)
     folder = tokenizer or weights.tokenizer
     if folder is None:
@@ -131,14 +131,14 @@ def load_stages(
         raise ConfigError(f"{path} is stage C of Stable Cascade, which draws latents; name stage B too: --decoder")
     if lora:
         raise ConfigError("--lora is not there for Stable Cascade; export the model with --export_merged")
-    other = read_cascade(locate_model(decoder, offline), None, ema)
+    other = open_model(decoder, offline, ema=ema).stages()
     if other is None or "cascade_decoder" not in other.components:
         raise ConfigError(
             f"--decoder {decoder} is not stage B of Stable Cascade; give a checkpoint or a pipeline of it"
         )
     if controlnet is not None:
-        place = locate_model(controlnet, offline)
-        own = read_component(_CONTROL, place, None, ema and is_checkpoint(place))
+        place = open_model(controlnet, offline)
+        own = replace(place, ema=ema and place.form == CHECKPOINT).component(_CONTROL)
         if problem := next(control_misfits(own.config, prior.components["cascade_prior"].config), None):
             raise ModelError(f"{problem}; give --controlnet the one that was trained beside {path}")
         prior.components[_CONTROL] = own

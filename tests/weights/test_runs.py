@@ -14,9 +14,9 @@ from ppldm.runs.watch import make_page
 from ppldm.training.commands.finetune import read_start
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.files import write_json
-from ppldm.weights.configs import read_folder_config
 from ppldm.weights.fetch import locate_model
 from ppldm.weights.folders import find_runs, model_in, one_run, runs_in
+from ppldm.weights.source import config_here
 from ppldm.weights.write import write_weights
 
 
@@ -103,7 +103,7 @@ def test_a_config_is_read_through_the_same_door(tmp_path):
     (run / "pipeline/unet").mkdir()
     (run / "pipeline/unet/config.json").write_text("no JSON")
     with pytest.raises(ModelError, match="pipeline/unet/config.json"):
-        read_folder_config("unet", str(tmp_path))
+        config_here("unet", str(tmp_path))
 
 
 def test_the_page_finds_runs_that_begin_later_and_keeps_their_numbers(tmp_path):
@@ -131,4 +131,4 @@ def test_every_door_takes_it(tmp_path):
     assert read_start(str(tmp_path / "out")).model == str(run / "pipeline")
     found, named = (describe_source(str(path), False)["sha256"] for path in (tmp_path, run / "pipeline"))
     assert found == named
-    assert read_folder_config("unet", str(tmp_path / "out"))
+    assert config_here("unet", str(tmp_path / "out"))

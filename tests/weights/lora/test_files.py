@@ -22,7 +22,7 @@ from ppldm.weights.lora.files import (
     write_lora,
 )
 from ppldm.weights.names import rename, unet_names
-from ppldm.weights.read import read_component
+from ppldm.weights.source import read_component
 
 
 @pytest.fixture(scope="module")
