@@ -154,7 +154,7 @@ class Job:
             places = [out / f"g{short(scale)}" for scale in self.scales]
             for scale, folder in zip(self.scales, places, strict=True):
                 own = replace(plan, axes={SCALE: [scale]})
-                draw_plan(pipeline, own, folder, batch_size=self.batch_size, world=world)
+                draw_plan(pipeline, own, own.records(pipeline), folder, batch_size=self.batch_size, world=world)
             barrier(world)
             facts, results = weight_facts(model, ema) | self.loras, {}
             networks = self.make_networks(features or out / _FEATURES)

@@ -114,18 +114,19 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     if asked.image:
         plan = replace(plan, **read_beginning(asked.image, asked.mask, size))
     check_likeness(pipeline, plan, asked)
-    batch_size = 1 if asked.exact else asked.batch_size
+    batch_size, records = 1 if asked.exact else asked.batch_size, plan.records(pipeline)
     if asked.dry_run:
         if world.is_main:
-            print_report(estimate(pipeline, plan, batch_size), str, as_json=False)
+            print_report(estimate(pipeline, plan, records, batch_size), str, as_json=False)
         return
     if world.is_main:
-        warn_of_prompts(pipeline, (text for job in plan.jobs() for text in plan.texts(*job).values()), plan.weighted)
-    out = asked.out or _of_main(world, lambda: free_folder(pipeline, plan))
-    draw_plan(pipeline, plan, out, batch_size=batch_size, world=world)
+        texts = (one[name] for one in records.values() for name in ("prompt", "negative_prompt"))
+        warn_of_prompts(pipeline, texts, plan.weighted)
+    out = asked.out or _of_main(world, lambda: free_folder(plan, records))
+    draw_plan(pipeline, plan, records, out, batch_size=batch_size, world=world)
     barrier(world)
     if world.is_main:
-        write_summary(pipeline, plan, out, asked.columns)
+        write_summary(plan, records, out, asked.columns)
 
 
 def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> None:

@@ -134,7 +134,7 @@ class Painter:
         plan = Plan([request], values["num_samples"], axes, drawing, values["seed"], values["height"], values["width"],
                     exact=False, image=values.get("image"), mask=values.get("mask"),
                     source=self.sources[values["model"]])  # fmt: skip
-        records = {one: plan.record(model, *one) for one in plan.jobs()}
+        records = plan.records(model)
         batches = list(batches_of(plan, records, BATCH_SIZE))
         preview, shown, done = self.previews[values["model"]], 0.0, 0
 
