@@ -25,9 +25,9 @@ from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.configs import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.fill import fill_component
-from ..weights.folders import whole_model
+from ..weights.folders import CHECKPOINT, whole_model
 from ..weights.lora.merge import add_loras
-from ..weights.source import CHECKPOINT, open_model
+from ..weights.source import open_model
 from ..weights.write import metadata_of
 from .beginning import check_sides
 from .pipeline import TextStates, TextToImage, check_keywords
@@ -115,10 +115,14 @@ def _read_metadata(weights, path) -> dict:
             *(path, own),
         )
     metadata = metadata_of(weights)
-    for name in ("model_max_length", "resolution"):
-        if not isinstance(metadata[name], int) or metadata[name] < 1:
-            raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
+    _check_sizes({name: metadata[name] for name in ("model_max_length", "resolution")}, path)
     return metadata
+
+
+def _check_sizes(sizes: dict, path) -> None:
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{path}: {name} {value!r} of ppldm.json must be 1 or more; copy it again")
 
 
 def load_stages(
@@ -171,9 +175,7 @@ def _build(kind: str, weights: Weights, source, tokenizer):
     longest = weights.components["projected_text_encoder"].config["max_position_embeddings"]
     sizes = {"resolution": _SIDES[kind], "model_max_length": longest}
     sizes |= {name: known[name] for name in sizes if name in known}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise ModelError(f"{source}: {name} {value!r} must be 1 or more; copy it again")
+    _check_sizes(sizes, source)
     with paddle.utils.unique_name.guard():
         parts = {name: fill_component(one, weights.components[one]) for name, one in names.items()}
         model = make(**{"effnet": nn.Identity(), **parts}, process=Process.of(_COSINE | weights.scheduler))

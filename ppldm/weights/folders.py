@@ -30,6 +30,7 @@ CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdpa
 RUN_FILE = "run.json"
 _EXPORTED = ("pipeline", "vae", "vqgan")  # folders of whole models that a run leaves at its end
 _GROWS = "metrics.jsonl"
+FOLDER, FILE, CHECKPOINT = "folder", "file", "checkpoint"  # forms of models
 _DEPTH = 2  # folders below that are looked into
 _SHOWN = 5  # choices that a message lists
 
@@ -144,6 +145,14 @@ def model_in(path: Path) -> Path:
     if is_checkpoint(found[0]):
         _say_that_it_goes_on(found[0])
     return found[0]
+
+
+def recognise(place: Path) -> tuple[Path, str]:
+    """(the path of the `model_in` a place, or of the .ckpt of one that was exported for CompVis; its form)."""
+    path = model_in(place)
+    if (path / EXPORTED_CKPT).is_file() and not any(find_component(path, kind) for kind in COMPONENT_FOLDERS):
+        path /= EXPORTED_CKPT
+    return path, FILE if path.is_file() else CHECKPOINT if is_checkpoint(path) else FOLDER
 
 
 @cache

@@ -23,17 +23,18 @@ from .components import ComponentWeights, Weights
 from .configs import CONFIG_FILES, PUBLISHED_SCHEDULE, check_schedule, read_config, read_scheduler
 from .fetch import locate_model, packaged_or
 from .folders import (
+    CHECKPOINT,
     CHECKPOINT_AVERAGE,
     CHECKPOINT_WEIGHTS,
     COMPONENT_FOLDERS,
-    EXPORTED_CKPT,
+    FILE,
+    FOLDER,
     FOLDERS,
     FURTHER_FOLDERS,
     NOT_TEXT_TO_IMAGE,
     find_component,
-    is_checkpoint,
     is_tokenizer,
-    model_in,
+    recognise,
     whole_model,
 )
 from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
@@ -56,13 +57,12 @@ _PARTS_OF_CLIP = {
     "image_encoder": ("vision_model.", "visual_projection."),
 }  # fmt: skip
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
-FOLDER, FILE, CHECKPOINT = "folder", "file", "checkpoint"
 
 
 def open_model(name_or_path, offline: bool = False, kinds=tuple(COMPONENT_FOLDERS), **told) -> "ModelSource":
     """The model of a place or a name, downloaded where it is missing. `kinds`: the components that are wanted of it;
     `told`: what it is read by, as `ModelSource` has it. Raises ModelError."""
-    return _recognise(locate_model(name_or_path, offline, kinds), **told)
+    return ModelSource(*recognise(locate_model(name_or_path, offline, kinds)), **told)
 
 
 def read_component(kind: str, name_or_path, offline: bool = False, **told) -> ComponentWeights:
@@ -72,13 +72,7 @@ def read_component(kind: str, name_or_path, offline: bool = False, **told) -> Co
 
 def config_here(kind: str, name: str) -> dict | None:
     """The config of a component, where a folder that is here is or holds it; None of others. Raises ModelError."""
-    return _recognise(model_in(Path(packaged_or(name)).expanduser())).config(kind)
-
-
-def _recognise(path: Path, **told) -> "ModelSource":
-    if (path / EXPORTED_CKPT).is_file() and not any(find_component(path, kind) for kind in COMPONENT_FOLDERS):
-        path /= EXPORTED_CKPT
-    return ModelSource(path, FILE if path.is_file() else CHECKPOINT if is_checkpoint(path) else FOLDER, **told)
+    return ModelSource(*recognise(Path(packaged_or(name)).expanduser())).config(kind)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from ...utils.errors import ConfigError, OutputError
 from ...utils.files import cache_dir, local_path, make_output_dir, read_json, write_json, write_text
 from ...utils.log import get_logger, progress
 from ...utils.text import count_of
-from ...weights.fetch import locate_model
 from ..prompt_weights import batches_alike, chunks_of
 from .plan import SCALE, Job, Plan, short
 
@@ -142,14 +141,12 @@ def draw_plan(pipeline, plan: Plan, records: dict[Job, dict], out: Path, *, batc
 
     for folder in {(out / plan.file(*job)).parent for job in records}:
         make_output_dir(folder)
-    jobs = list(records)[world.rank :: world.size]
-    todo = {job for job in jobs if not _is_drawn(out / plan.file(*job), records[job])}
-    if len(todo) < len(jobs):
-        get_logger().info("%d of %d pictures are there already", len(jobs) - len(todo), len(jobs))
+    records = dict([*records.items()][world.rank :: world.size])
+    todo = {job for job, record in records.items() if not _is_drawn(out / plan.file(*job), record)}
+    if len(todo) < len(records):
+        get_logger().info("%d of %d pictures are there already", len(records) - len(todo), len(records))
     # The batches of all pictures and not of those to do: its batch may change the last bit of a picture.
-    batches = [
-        one for one in batches_of(plan, {job: records[job] for job in jobs}, batch_size) if not todo.isdisjoint(one)
-    ]
+    batches = [one for one in batches_of(plan, records, batch_size) if not todo.isdisjoint(one)]
     total = sum(len(one) * plan.drawing_at(one[0][0]).num_passes() for one in batches)
     with progress(total=total, desc="drawing", unit="step") as bar:
         for job, picture, texts in draw_batches(pipeline, plan, records, batches, lambda count, *_: bar.update(count)):
@@ -270,7 +267,9 @@ def _pictures(plan: Plan, out: Path, values: tuple, number: int) -> list[np.ndar
 
 def describe_source(model: str, offline: bool, **told) -> dict:
     """Where a model comes from, as its pictures say it, and the SHA-256 of its weights, by which others know it."""
-    sha256 = model_sha256(locate_model(model, offline))
+    from ...weights.source import open_model
+
+    sha256 = model_sha256(open_model(model, offline).path)
     return {"model": model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
 
 

@@ -77,16 +77,19 @@ def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, open_model
     exported = find_component(checkpoint.parent / _PIPELINE, kind)
     if exported:
         return read_config(kind, exported)
-    if arguments.starts_from_pipeline:
-        start = _open(arguments.model_name_or_path, kind, checkpoint, arguments, open_model)
-        return start.config(kind) or start.component(kind).config
-    names = arguments.component_names()
-    if names[kind]:
-        found = _open(names[kind], kind, checkpoint, arguments, open_model)
+    is_whole = arguments.starts_from_pipeline
+    if name := arguments.model_name_or_path if is_whole else arguments.name_of(kind):
+        found = _open(name, kind, checkpoint, arguments, open_model)
+        if is_whole and (config := found.config(kind)):
+            return config
         component = found.component(kind)
         theirs = component.arrays
-        if kind == "vae" and not (
-            theirs.keys() == arrays.keys() and all(np.array_equal(theirs[name], arrays[name]) for name in arrays)
+        if (
+            kind == "vae"
+            and not is_whole
+            and not (
+                theirs.keys() == arrays.keys() and all(np.array_equal(theirs[name], arrays[name]) for name in arrays)
+            )
         ):
             raise ModelError(f"{found.path} is not the VAE that {checkpoint} was trained with; {_REMEDY}")
         return component.config
