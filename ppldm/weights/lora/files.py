@@ -121,14 +121,12 @@ class Lora:
 
     def cast(self, dtype: str) -> "Lora":
         """The same with arrays of that dtype."""
-        components = {
-            component: {
-                layer: replace(pair, **cast({"down": pair.down, "up": pair.up}, dtype))
-                for layer, pair in layers.items()
-            }
-            for component, layers in self.components.items()
-        }
-        return replace(self, components=components)
+
+        def one(pair: LoraPair) -> LoraPair:
+            return replace(pair, **cast({"down": pair.down, "up": pair.up}, dtype))
+
+        found = self.components.items()
+        return replace(self, components={name: {k: one(pair) for k, pair in own.items()} for name, own in found})
 
 
 def read_lora(path, unet: dict | None = None) -> Lora:
