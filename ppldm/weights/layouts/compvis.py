@@ -220,6 +220,10 @@ def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
     return {name: table.astype(np.float32) for name, table in tables.items()}
 
 
+def _with_dots(name: str) -> str:
+    return reduce(lambda one, dots: re.sub(*dots, one), _DOTS, name)
+
+
 def _is_convolution_there(kind: str, name: str) -> bool:
     """The VAE's attention is 1 x 1 convolutions [out, in, 1, 1] there and Linear [out, in] here."""
     return kind == "vae" and ".attentions." in name and name.endswith(_CONV_IN_ATTENTION)
@@ -323,9 +327,8 @@ def read_compvis(model, kinds) -> Weights:
     if "unet" in kinds and any(name.startswith(_AVERAGES) for name in names) and "model" not in starts:
         if not ema:
             raise ModelError(f"{path} holds only averaged weights of its UNet; take them: --ema (--load_ema)")
-        for name in [name for name in state_dict if name.startswith(_AVERAGES)]:
-            dotted = reduce(lambda one, dots: re.sub(*dots, one), _DOTS, name.removeprefix(_AVERAGES))
-            state_dict[PREFIXES["unet"] + dotted] = state_dict[name]
+        own = {name.removeprefix(_AVERAGES): array for name, array in state_dict.items() if name.startswith(_AVERAGES)}
+        state_dict |= {PREFIXES["unet"] + _with_dots(name): array for name, array in own.items()}
     described, has_clip = _described(path, model.config_file, names), single_file.has_clip(names)
     source, configs, schedule = described or (path, single_file.configs_by_shapes(state_dict, path), PUBLISHED_SCHEDULE)
     if described and has_clip and "text_encoder" in kinds:
