@@ -5,7 +5,6 @@ and a feed-forward of 4 times the width. A model with other values cannot be wri
 """
 
 import re
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -221,7 +220,9 @@ def schedule_tables(scheduler: dict) -> dict[str, np.ndarray]:
 
 
 def _with_dots(name: str) -> str:
-    return reduce(lambda one, dots: re.sub(*dots, one), _DOTS, name)
+    for pattern, dotted in _DOTS:
+        name = re.sub(pattern, dotted, name)
+    return name
 
 
 def _is_convolution_there(kind: str, name: str) -> bool:
