@@ -44,7 +44,7 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
     """The path itself, or the folder of a name in the cache, downloaded where it is missing. `kinds`: the wanted
     components; a text encoder comes with its tokenizer. Raises ModelError."""
     text = check_name(name_or_path)
-    if is_address(text) and is_offline(offline):
+    if is_offline(offline) and is_address(text):
         raise refused_offline(text)
     path = input_path(text).expanduser()
     if path.exists():
@@ -123,8 +123,7 @@ def _fetch_file(file: PublishedFile, offline: bool) -> Path:
 
 
 def check_name(name_or_path) -> str:
-    """The name, or the path it stands for. Raises ModelError for no folder or file that is there, and no form of a
-    name."""
+    """The name, or its folder in the package. Raises ModelError for neither a place that is there nor such a name."""
     text = str(packaged_or(name_or_path))
     if is_address(text):
         return text  # the store says so where it is not there

@@ -170,7 +170,8 @@ def _model_of(run: Path) -> Path | None:
 
 
 def _holds_model(folder: Path) -> bool:
-    return (folder / EXPORTED_CKPT).is_file() or any(find_component(folder, kind) for kind in FOLDERS | FURTHER_FOLDERS)
+    names = {name for own in (FOLDERS | FURTHER_FOLDERS).values() for name in own}
+    return (folder / EXPORTED_CKPT).is_file() or any((folder / name).is_dir() for name in names)
 
 
 def _draws(run: Path) -> bool:
