@@ -160,10 +160,9 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
             return _snapshot(repository, "", _SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
         return folder
     except ModelError:
-        folder = _fetch_from_paddle(repository, subfolder, folders, local_only)
-        if folder is None:
-            raise
-        return folder
+        if folder := _fetch_from_paddle(repository, subfolder, folders, local_only):
+            return folder
+        raise
 
 
 def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: bool) -> Path | None:

@@ -38,15 +38,7 @@ from .folders import (
     whole_model,
 )
 from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
-from .model_file import (
-    MODEL_FILE,
-    TOKENIZER_FOLDER,
-    TRANSFORMER,
-    ModelDescription,
-    has_model_file,
-    kind_of,
-    read_model_file,
-)
+from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 
 # What diffusers called the layers of the VAE's attention before 0.17.
 _OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
@@ -91,8 +83,8 @@ class ModelSource:
     zero_snr: bool = False
 
     @cached_property
-    def described(self) -> ModelDescription | None:
-        """What a checkpoint's model.json says; None of older ones and of other forms. Raises ModelError."""
+    def described(self):
+        """The ModelDescription of a checkpoint; None of older ones and of other forms. Raises ModelError."""
         return read_model_file(self.path) if self.form == CHECKPOINT and has_model_file(self.path) else None
 
     @property
