@@ -19,9 +19,8 @@ from ..utils.log import get_logger, quiet_libraries
 from ..utils.machine.devices import set_exactness
 from ..weights.components import ComponentWeights, encoder_digest, text_encoder_digest
 from ..weights.configs import CONFIG_FILES
-from ..weights.fetch import locate_model
-from ..weights.fill import fill_component, find_component_by_name
-from ..weights.read import find_tokenizer, read_component
+from ..weights.fill import fill_component
+from ..weights.source import open_model, read_component
 
 
 class PictureEncoder:
@@ -62,7 +61,7 @@ def load_picture_encoder(request: Any) -> PictureEncoder:
     set_exactness(fewer_bits=False, search_kernels=False)
     own = Path(request.model, CONFIG_FILES[0])
     kind = "effnet" if own.is_file() and is_effnet(read_json_object(own, ModelError, inside=True)) else "vae"
-    found = find_component_by_name(kind, request.model, offline=request.offline)
+    found = read_component(kind, request.model, offline=request.offline)
     layer, digest = fill_component(kind, found), encoder_digest(found)
     layer.eval()
     use_engine([layer if kind == "effnet" else layer.encoder], request.engine)
@@ -74,11 +73,11 @@ def load_text_encoder(request: Any) -> TextEncoder:
     """request: an `EmbeddingsRequest`. Raises ModelError, ConfigError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
-    path = locate_model(request.model, request.offline, ("text_encoder",))
+    source = open_model(request.model, request.offline, ("text_encoder",))
     kind = "projected_text_encoder" if request.text_projection else "text_encoder"
-    found, own = read_component(kind, path), request.tokenizer or find_tokenizer(path)
+    found, own = source.component(kind), request.tokenizer or source.tokenizer
     if own is None:
-        raise ConfigError(f"{path} has no tokenizer in or beside it; name its folder: --tokenizer")
+        raise ConfigError(f"{source.path} has no tokenizer in or beside it; name its folder: --tokenizer")
     words = load_tokenizer(own, request.model_max_length, request.offline)
     check_tokenizer_fit(found.config, words.vocab_size, request.model_max_length)
     key = embeddings_key(found, words, request.mask_pad_tokens, request.dtype, request.text_projection)

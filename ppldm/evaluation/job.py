@@ -39,8 +39,9 @@ from ..utils.processes.ranks import World, barrier, shard
 from ..utils.rng import Stream, make_rng
 from ..utils.text import as_json
 from ..weights import folders
-from ..weights.fill import fill_component, find_component_by_name
+from ..weights.fill import fill_component
 from ..weights.lora.merge import identify_loras
+from ..weights.source import read_component
 from .measure import SEED, Networks, Result, begin_result, check, measure, names_of, read_result
 from .metrics.base import Metric
 from .pictures import WEIGHTS, PictureSet, open_pictures
@@ -150,7 +151,7 @@ class Job:
             places = [out / f"g{short(scale)}" for scale in self.scales]
             for scale, folder in zip(self.scales, places, strict=True):
                 own = replace(plan, axes={SCALE: [scale]})
-                draw_plan(pipeline, own, folder, batch_size=self.batch_size, world=world)
+                draw_plan(pipeline, own, own.records(pipeline), folder, batch_size=self.batch_size, world=world)
             barrier(world)
             facts, results = weight_facts(model, ema) | self.loras, {}
             networks = self.make_networks(features or out / _FEATURES)
@@ -165,7 +166,7 @@ class Job:
 
     def of_autoencoder(self, folder: Path, out: Path, world: World) -> dict[Path, Result]:
         """Reconstruct the real pictures, and on the main rank the result by its file. All ranks call it together."""
-        found = find_component_by_name("vae", folder, offline=self.loading["offline"])
+        found = read_component("vae", folder, offline=self.loading["offline"])
         fingerprint, vae = checksum_arrays(found.arrays.items()), fill_component("vae", found)
         vae.eval()
         real, results = self.real(self.resolution or found.config["sample_size"]), {}

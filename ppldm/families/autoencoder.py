@@ -13,9 +13,9 @@ from ..networks.configs import check_fit, downscale_factor, read_new_config
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.processes.ranks import gather_in_order, gather_objects, shard
-from ..weights.configs import read_folder_config
 from ..weights.fetch import RANDOM
 from ..weights.model_file import Component
+from ..weights.source import config_here
 from .base import Family, Sitting, check_sides, published_config
 from .settings import AverageSettings, config_option, weights_option
 
@@ -94,7 +94,7 @@ class ReconstructionSettings(AverageSettings):
         """The completed config of the network; None of weights that are not here. Raises ConfigError, ModelError."""
         file = getattr(self, f"{self.network}_config_file")
         if self.source:
-            config = read_folder_config(self.network, self.source)
+            config = config_here(self.network, self.source)
         else:
             config = read_new_config(self.network, file, f"--{self.network}_config_file")
         if config:
@@ -178,12 +178,13 @@ class Autoencoder(Family):
         import paddle
 
         from ..networks.build import build_network
-        from ..weights.fill import fill_component, find_component_by_name
+        from ..weights.fill import fill_component
         from ..weights.losses import load_discriminator, load_lpips
+        from ..weights.source import read_component
 
         with paddle.utils.unique_name.guard():
             if config.source:
-                found = find_component_by_name(config.network, config.source, offline=config.offline)
+                found = read_component(config.network, config.source, offline=config.offline)
                 network = fill_component(config.network, found)
                 check_sides(downscale_factor(network.config), self.whose, data)
             else:

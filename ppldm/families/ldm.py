@@ -17,8 +17,8 @@ from ..config.option import Needs, Positive, option
 from ..data.text.tokenizer import load_tokenizer
 from ..networks.configs import check_fit, check_sizes_taken, downscale_factor, is_ldmbert
 from ..utils.errors import ConfigError, ModelError
-from ..weights.configs import read_folder_config
 from ..weights.model_file import Component
+from ..weights.source import config_here
 from .base import Family, Sitting, check_sides, published_config
 from .settings import PartsSettings, TextToImageSettings, UNetSettings, config_option, learning_rate_of, weights_option
 
@@ -57,7 +57,7 @@ class TextToImage(Family):
         found: dict[str, dict | None] = {}
         for name, place in self.places(config).items():
             kind = self.components[name]
-            found[name] = read_folder_config(kind, place) if place else self.new_config(name, config, found)
+            found[name] = config_here(kind, place) if place else self.new_config(name, config, found)
             if place and published and not found[name]:
                 found[name] = self.published(name, config, found)
         return found

@@ -20,10 +20,9 @@ from ..utils.machine.devices import current_kind
 from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.configs import PUBLISHED_SCHEDULE
-from ..weights.fetch import locate_model
-from ..weights.fill import component_of, config_of, fill_component, find_component_by_name
+from ..weights.fill import component_of, config_of, fill_component
 from ..weights.folders import whole_model
-from ..weights.read import find_tokenizer, read_weights
+from ..weights.source import ModelSource, open_model
 from .base import get_family
 
 CONTROLNET = "controlnet"
@@ -43,12 +42,8 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
         schedule = PUBLISHED_SCHEDULE
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
-            weights = read_weights(
-                locate_model(arguments.model_name_or_path, arguments.offline, arguments.components),
-                yaml_file=arguments.original_config_file,
-                ema=arguments.load_ema,
-                assumed_prediction=arguments.prediction_type,
-            )
+            told = {"ema": arguments.load_ema, "assumed_prediction": arguments.prediction_type}
+            weights = _open(arguments, arguments.model_name_or_path, arguments.components, **told).read()
             schedule = weights.scheduler
             now = chosen | {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
             unsaid = {name: getattr(type(arguments), name) for name in now} | {"timestep_shift": 1.0}
@@ -102,14 +97,15 @@ def tokenizer_source(arguments) -> str:
     """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
     if arguments.tokenizer_name:
         return arguments.tokenizer_name
-    whole = arguments.starts_from_pipeline
-    if start := arguments.model_name_or_path if whole else arguments.name_of("text_encoder"):
-        folder = locate_model(start, arguments.offline, arguments.components if whole else ("text_encoder",))
-        if own := find_tokenizer(folder):
+    if name := arguments.model_name_or_path if arguments.starts_from_pipeline else arguments.name_of("text_encoder"):
+        kinds = arguments.components if arguments.starts_from_pipeline else ("text_encoder",)
+        found = _open(arguments, name, kinds)
+        if own := found.tokenizer:
             return str(own)
-        if not whole:
+        if not arguments.starts_from_pipeline:
             raise ConfigError(
-                f"{folder} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: --tokenizer_name"
+                f"{found.path} has no tokenizer (merges.txt, vocab.json) in or beside it; name its folder: "
+                "--tokenizer_name"
             )
     if arguments.default_tokenizer:
         return arguments.default_tokenizer
@@ -124,8 +120,8 @@ def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights |
         require_components(arguments.components, weights, arguments.model_name_or_path)
         components = {name: weights.components[name] for name in arguments.components}
     for name in (name for name, place in places.items() if place and name not in components):
-        ema, yaml_file = arguments.load_ema and name == arguments.denoiser, arguments.original_config_file
-        components[name] = find_component_by_name(kinds[name], places[name], yaml_file, ema, arguments.offline)
+        ema = arguments.load_ema and name == arguments.denoiser
+        components[name] = _open(arguments, places[name], (kinds[name],), ema=ema).component(kinds[name])
     for name in places:
         known = name in components
         configs[name] = components[name].config if known else family.new_config(name, arguments, configs)
@@ -139,6 +135,10 @@ def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights |
         else:
             parts[name] = family.new_network(name, config, parts, seed)
     return parts, configs
+
+
+def _open(arguments, name: str, kinds: tuple[str, ...], **told) -> ModelSource:
+    return open_model(name, arguments.offline, kinds, config_file=arguments.original_config_file, **told)
 
 
 def build_model(weights: Weights, source) -> LatentDiffusionModel:

@@ -27,12 +27,11 @@ def read_control(
     that; or what the filter `made_by` makes of it, with draws of `seed`. Of four channels the last is the hole that is
     to be drawn: where a picture is transparent. Raises ConfigError."""
     image = open_image(path, "--control")
-    pixels = cut_centre(np.asarray(lay_on_white(image)), size)
+    pixels = cut_centre(lay_on_white(image), size)
     if made_by:
         control = apply_filter(make_filter(made_by), pixels, make_rng(seed, Stream.CONTROL))
     elif num_channels == _WITH_HOLE and image.mode == "RGBA":
-        alpha = np.asarray(image.getchannel("A"))
-        control = with_hole(pixels, cut_centre(np.repeat(alpha[..., None], 3, axis=2), size)[0] < 128)
+        control = with_hole(pixels, cut_centre(image.getchannel("A"), size)[0] < 128)
     else:
         control = pixels
     if len(control) != num_channels:
@@ -53,15 +52,14 @@ def check_sides(**sides) -> None:
 
 def read_image(image: Picture, size: tuple[int, int]) -> np.ndarray:
     """uint8 [3, H, W] of `size` (H, W): the picture's centre, resized to cover that. Raises ConfigError."""
-    return cut_centre(_read(image, "--image"), size)
+    return cut_centre(lay_on_white(open_image(image, "--image")), size)
 
 
 def read_mask(mask: Picture, size: tuple[int, int]) -> np.ndarray:
     """bool [H, W], cut so: True where a picture is light, and is drawn anew; or of [H, W] bool. Raises ConfigError."""
     if isinstance(mask, np.ndarray) and mask.dtype == bool:
         mask = mask.astype(np.uint8) * 255
-    light = Image.fromarray(_read(mask, "--mask")).convert("L")
-    drawn = cut_centre(np.asarray(light.convert("RGB")), size)[0] >= _DRAWN
+    drawn = cut_centre(lay_on_white(open_image(mask, "--mask")).convert("L"), size)[0] >= _DRAWN
     if not drawn.any():
         raise ConfigError("--mask is dark everywhere, so that nothing is drawn; paint white what is to be drawn anew")
     return drawn
@@ -73,10 +71,6 @@ def read_beginning(image: Picture | None, mask: Picture | None, size: tuple[int,
         raise ConfigError("--mask says what of a picture is drawn anew; give the picture too: --image")
     given = {} if image is None else {"image": read_image(image, size)}
     return given if mask is None else given | {"mask": read_mask(mask, size)}
-
-
-def _read(image: Picture, flag: str) -> np.ndarray:
-    return np.asarray(lay_on_white(open_image(image, flag)))
 
 
 def open_image(image: Picture, flag: str) -> Image.Image:
@@ -92,11 +86,11 @@ def open_image(image: Picture, flag: str) -> Image.Image:
         raise ConfigError(f"{flag}{given} cannot be read as a picture: {error}; give another") from error
 
 
-def cut_centre(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """uint8 [H, W, 3] to [3, *size]. Raises ConfigError for one that cannot be resized."""
+def cut_centre(image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    """A picture to uint8 [3, *size], as RGB. Raises ConfigError for one that cannot be resized."""
     found = np.empty((3, *size), np.uint8)
     try:
-        _CENTRE.cut(np.ascontiguousarray(image), DrawnCrop(), 0, found)
+        _CENTRE.cut(np.asarray(image.convert("RGB"), order="C"), DrawnCrop(), 0, found)
     except RowError as error:
-        raise ConfigError(f"a picture of {image.shape[1]} x {image.shape[0]} cannot be used: {error}") from error
+        raise ConfigError(f"a picture of {image.width} x {image.height} cannot be used: {error}") from error
     return found

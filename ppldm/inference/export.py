@@ -24,7 +24,7 @@ def export(
 ):
     """Write a trained model for ppdiffusers, diffusers or CompVis' code."""
     from ..utils.machine.cpu import load_paddle
-    from ..weights.fetch import check_name, locate_model
+    from ..weights.fetch import check_name
 
     if safetensors and to == "compvis":
         raise ConfigError("--safetensors is not for --to compvis, whose code reads model.ckpt; omit one of them")
@@ -32,34 +32,32 @@ def export(
     check_name(model)
     load_paddle()
     from ..utils.log import get_logger, quiet_libraries
-    from ..weights.folders import FOLDERS
     from ..weights.lora.merge import add_loras
-    from ..weights.read import read_cascade, read_weights
+    from ..weights.source import open_model
     from ..weights.write import why_drawn_by_ppldm, write_cascade, write_weights
 
     quiet_libraries()
-    source = locate_model(model, offline)
-    refuse_to_overwrite(source, target)
+    told = {"config_file": original_config_file, "ema": ema, "prediction_type": prediction_type}
+    source = open_model(model, offline, zero_snr=rescale_betas_zero_snr, **told)
+    refuse_to_overwrite(source.path, target)
     if tokenizer and not Path(tokenizer).is_dir():
         raise ConfigError(f"no tokenizer folder {tokenizer}; --tokenizer names one with vocab.txt")
-    if cascade := read_cascade(source, original_config_file, ema):
+    if cascade := source.stages():
         if to != "diffusers" or lora or prediction_type or rescale_betas_zero_snr:
             raise ConfigError("a model of Stable Cascade is exported with --to diffusers and without --lora, "
                               "--prediction-type and --rescale-betas-zero-snr")  # fmt: skip
         own = Path(tokenizer) if tokenizer else cascade.tokenizer
         write_cascade(cascade.components, target, own, dtype, cascade.metadata)
-        get_logger().info("%s for %s in %s", source, to, target)
+        get_logger().info("%s for %s in %s", source.path, to, target)
         return
-    weights = add_loras(
-        read_weights(source, tuple(FOLDERS), original_config_file, ema, prediction_type, rescale_betas_zero_snr), lora
-    )
+    weights = add_loras(source.read(), lora)
     weights.tokenizer = Path(tokenizer) if tokenizer else weights.tokenizer
     if weights.tokenizer is None:
         get_logger().warning("%s has no tokenizer; name its folder with --tokenizer to make the export whole", model)
     if reason := why_drawn_by_ppldm(weights, to):
         get_logger().warning("%s: ppldm draws with the export, %s does not", reason, to)
     write_weights(weights, to, target, dtype, safetensors)
-    get_logger().info("%s for %s in %s", source, to, target)
+    get_logger().info("%s for %s in %s", source.path, to, target)
 
 
 def refuse_to_overwrite(source: Path, target: Path) -> None:

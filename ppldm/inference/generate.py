@@ -96,7 +96,7 @@ generate.aliases = {
 
 def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     from ..utils.log import quiet_libraries
-    from ..utils.processes.ranks import barrier, join_world
+    from ..utils.processes.ranks import barrier, gather_objects, join_world
     from .beginning import read_beginning
     from .load import load
 
@@ -105,7 +105,8 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     told = {name: getattr(asked, name) for name in OF_MODEL}
     pipeline = load(asked.model, lora=asked.lora, offline=asked.offline, engine=asked.engine, dtype=asked.dtype, **told)
     seed = secrets.randbelow(2**31) if plan.seed == -1 else plan.seed
-    seed, source = _of_main(world, lambda: (seed, describe_source(asked.model, asked.offline, **told)))
+    source = describe_source(asked.model, asked.offline, **told) if world.is_main else None
+    seed, source = gather_objects((seed, source), world)[0]
     plan = replace(plan, seed=seed, source=source).fit(pipeline.model)
     size = plan.size(pipeline.resolution)
     pipeline.latent_shape(*size)
@@ -114,18 +115,19 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     if asked.image:
         plan = replace(plan, **read_beginning(asked.image, asked.mask, size))
     check_likeness(pipeline, plan, asked)
-    batch_size = 1 if asked.exact else asked.batch_size
+    batch_size, records = 1 if asked.exact else asked.batch_size, plan.records(pipeline)
     if asked.dry_run:
         if world.is_main:
-            print_report(estimate(pipeline, plan, batch_size), str, as_json=False)
+            print_report(estimate(pipeline, plan, records, batch_size), str, as_json=False)
         return
     if world.is_main:
-        warn_of_prompts(pipeline, (text for job in plan.jobs() for text in plan.texts(*job).values()), plan.weighted)
-    out = asked.out or _of_main(world, lambda: free_folder(pipeline, plan))
-    draw_plan(pipeline, plan, out, batch_size=batch_size, world=world)
+        texts = (one[name] for one in records.values() for name in ("prompt", "negative_prompt"))
+        warn_of_prompts(pipeline, texts, plan.weighted)
+    out = asked.out or gather_objects(free_folder(plan, records) if world.is_main else None, world)[0]
+    draw_plan(pipeline, plan, records, out, batch_size=batch_size, world=world)
     barrier(world)
     if world.is_main:
-        write_summary(pipeline, plan, out, asked.columns)
+        write_summary(plan, records, out, asked.columns)
 
 
 def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> None:
@@ -135,13 +137,3 @@ def warn_of_prompts(pipeline, texts: Iterable[str], weighted: bool = False) -> N
 
     if said := describe_prompts(pipeline, texts, weighted):
         get_logger().warning("%s", as_shown(said))
-
-
-def _of_main(world, make):
-    """What `make()` gives on the main rank, on all."""
-    import paddle
-
-    made = [make() if world.is_main else None]
-    if world.size > 1:
-        paddle.distributed.broadcast_object_list(made, src=0)
-    return made[0]

@@ -2,6 +2,7 @@
 draws small latents of a prompt, and of a control image, and B and A make a picture of these."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import paddle
@@ -23,11 +24,10 @@ from ..utils.machine.devices import current_device
 from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.configs import FLOW_CLASS, SCHEDULER_CLASS
-from ..weights.fetch import locate_model
 from ..weights.fill import fill_component
-from ..weights.folders import FOLDERS, is_checkpoint, whole_model
+from ..weights.folders import CHECKPOINT, whole_model
 from ..weights.lora.merge import add_loras
-from ..weights.read import read_cascade, read_component, read_weights
+from ..weights.source import open_model
 from ..weights.write import metadata_of
 from .beginning import check_sides
 from .pipeline import TextStates, TextToImage, check_keywords
@@ -71,14 +71,14 @@ def load(
     engine, dtype = engine or EAGER, dtype or FLOAT32
     check_engine(engine)
     check_dtype(dtype, current_device())
-    source = locate_model(path, offline)
-    if prior := read_cascade(source, original_config_file, ema):
+    told = {"config_file": original_config_file, "ema": ema, "prediction_type": prediction_type}
+    source = open_model(path, offline, zero_snr=rescale_betas_zero_snr, **told)
+    if prior := source.stages():
         asked = {"--engine": engine != EAGER, "--dtype": dtype != FLOAT32, "--prediction-type": prediction_type}
         _refuse({**asked, "--rescale-betas-zero-snr": rescale_betas_zero_snr}, "not for Stable Cascade")
         return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
     _refuse({"--decoder": decoder, "--controlnet": controlnet}, f"for stage C of Stable Cascade, and {path} is none")
-    told = (original_config_file, ema, prediction_type, rescale_betas_zero_snr)
-    weights = add_loras(read_weights(source, tuple(FOLDERS), *told), lora)
+    weights = add_loras(source.read(), lora)
     require_components(whole_model(weights.components), weights, path)
     folder = tokenizer or weights.tokenizer
     if folder is None:
@@ -115,10 +115,14 @@ def _read_metadata(weights, path) -> dict:
             *(path, own),
         )
     metadata = metadata_of(weights)
-    for name in ("model_max_length", "resolution"):
-        if not isinstance(metadata[name], int) or metadata[name] < 1:
-            raise ModelError(f"{path}: {name} {metadata[name]!r} of ppldm.json must be 1 or more; copy it again")
+    _check_sizes({name: metadata[name] for name in ("model_max_length", "resolution")}, path)
     return metadata
+
+
+def _check_sizes(sizes: dict, path) -> None:
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise ModelError(f"{path}: {name} {value!r} of ppldm.json must be 1 or more; copy it again")
 
 
 def load_stages(
@@ -131,14 +135,14 @@ def load_stages(
         raise ConfigError(f"{path} is stage C of Stable Cascade, which draws latents; name stage B too: --decoder")
     if lora:
         raise ConfigError("--lora is not there for Stable Cascade; export the model with --export_merged")
-    other = read_cascade(locate_model(decoder, offline), None, ema)
+    other = open_model(decoder, offline, ema=ema).stages()
     if other is None or "cascade_decoder" not in other.components:
         raise ConfigError(
             f"--decoder {decoder} is not stage B of Stable Cascade; give a checkpoint or a pipeline of it"
         )
     if controlnet is not None:
-        place = locate_model(controlnet, offline)
-        own = read_component(_CONTROL, place, None, ema and is_checkpoint(place))
+        place = open_model(controlnet, offline)
+        own = replace(place, ema=ema and place.form == CHECKPOINT).component(_CONTROL)
         if problem := next(control_misfits(own.config, prior.components["cascade_prior"].config), None):
             raise ModelError(f"{problem}; give --controlnet the one that was trained beside {path}")
         prior.components[_CONTROL] = own
@@ -171,9 +175,7 @@ def _build(kind: str, weights: Weights, source, tokenizer):
     longest = weights.components["projected_text_encoder"].config["max_position_embeddings"]
     sizes = {"resolution": _SIDES[kind], "model_max_length": longest}
     sizes |= {name: known[name] for name in sizes if name in known}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise ModelError(f"{source}: {name} {value!r} must be 1 or more; copy it again")
+    _check_sizes(sizes, source)
     with paddle.utils.unique_name.guard():
         parts = {name: fill_component(one, weights.components[one]) for name, one in names.items()}
         model = make(**{"effnet": nn.Identity(), **parts}, process=Process.of(_COSINE | weights.scheduler))

@@ -43,15 +43,14 @@ def extract(
     if rank < 1:
         raise ConfigError(f"--rank {rank} must be 1 or more; 16 is usual")
     target = local_path(out)
-    from ..weights.fetch import locate_model
     from ..weights.folders import FOLDERS
     from ..weights.lora.files import COMPONENTS, write_lora
     from ..weights.lora.merge import check_keys, extract_lora
-    from ..weights.read import read_weights
+    from ..weights.source import open_model
 
     kinds = [name for name in COMPONENTS if name in FOLDERS]  # of text-to-image models
-    before = read_weights(locate_model(base, offline), kinds)
-    after = read_weights(locate_model(tuned, offline), kinds, ema=ema)
+    before = open_model(base, offline).read(kinds)
+    after = open_model(tuned, offline, ema=ema).read(kinds)
     check_keys(before, after, to)
     lora, kept = extract_lora(before, after, rank)
     lora.metadata.update(base=base, tuned=tuned)

@@ -17,14 +17,7 @@ from ..utils.checksums import sha256_arrays
 from ..utils.errors import ModelError
 
 # Tables of vectors, looked up and not multiplied: 2-D, and stored the same way by both.
-_TABLES = [
-    "embed_tokens",
-    "embed_positions",
-    "token_embedding",
-    "position_embedding",
-    "class_embedding",
-    "embedding",
-]
+_TABLES = ["embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding", "embedding"]
 # Of a batch norm, by PyTorch's names; it counts batches too, which nothing here needs.
 STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
 OLDER_TORCH_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a number: so PyTorch's files began before 1.6

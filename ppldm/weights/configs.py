@@ -11,9 +11,6 @@ from ..networks.configs import check_config
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from .components import to_paddle_config
-from .fetch import packaged_or
-from .folders import find_component, model_in
-from .model_file import has_model_file, read_model_file
 
 CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
 SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
@@ -47,16 +44,6 @@ def read_config(kind: str, folder: Path) -> dict:
         if (folder / name).is_file():
             return complete_config(kind, _flat(read_json_object(folder / name, ModelError, inside=True)), folder / name)
     raise ModelError(f"the {kind} folder {folder} has no config.json; give the folder that holds it and the weights")
-
-
-def read_folder_config(kind: str, name: str) -> dict | None:
-    """The completed config of a component whose folder `name` is or holds; None of other forms. Raises ModelError."""
-    folder = model_in(Path(packaged_or(name)).expanduser())
-    if has_model_file(folder) and (folder / "manifest.json").is_file():
-        component = read_model_file(folder).components.get(kind)
-        return component.config if component else None
-    folder = find_component(folder, kind) or folder
-    return read_config(kind, folder) if any((folder / file).is_file() for file in CONFIG_FILES) else None
 
 
 def complete_config(kind: str, config: dict, source) -> dict:

@@ -19,7 +19,7 @@ from ..utils.processes.ranks import World, barrier
 from ..utils.store.cache import input_path
 from ..utils.text import nearest
 from ..utils.variables import is_offline
-from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS, model_in
+from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS
 
 _ALL_FOLDERS = FOLDERS | FURTHER_FOLDERS
 _COMPONENTS = ("tokenizer", *(name for names in _ALL_FOLDERS.values() for name in names))
@@ -41,15 +41,14 @@ class PublishedFile:
 
 
 def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tuple(COMPONENT_FOLDERS)) -> Path:
-    """The path itself, or the model of the run there, or the folder of a name in the cache, downloaded where it is
-    missing. `kinds`: the wanted components; a text encoder comes with its tokenizer. Raises ModelError."""
-    check_name(name_or_path)
-    text = str(packaged_or(name_or_path))
-    if is_address(text) and is_offline(offline):
+    """The path itself, or the folder of a name in the cache, downloaded where it is missing. `kinds`: the wanted
+    components; a text encoder comes with its tokenizer. Raises ModelError."""
+    text = check_name(name_or_path)
+    if is_offline(offline) and is_address(text):
         raise refused_offline(text)
     path = input_path(text).expanduser()
     if path.exists():
-        return model_in(path)
+        return path
     pieces = text.split("/")
     world = World.detect()
     repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
@@ -123,11 +122,11 @@ def _fetch_file(file: PublishedFile, offline: bool) -> Path:
     return path
 
 
-def check_name(name_or_path) -> None:
-    """Raises ModelError where this is neither a folder or file that is there, nor in the form of a name."""
+def check_name(name_or_path) -> str:
+    """The name, or its folder in the package. Raises ModelError for neither a place that is there nor such a name."""
     text = str(packaged_or(name_or_path))
     if is_address(text):
-        return  # the store says so where it is not there
+        return text  # the store says so where it is not there
     path = Path(text).expanduser()
     is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin", ".safetensors")
     first, *others = text.split("/")
@@ -137,6 +136,7 @@ def check_name(name_or_path) -> None:
     is_path |= len(others) == 1 and Path(first).is_dir() and _meant(path) != _NOTHING_NEAR
     if not path.exists() and (is_path or not 1 <= len(others) <= 2):
         raise ModelError(f"no folder or file {path}; {_meant(path)}")
+    return text
 
 
 def _meant(path) -> str:
@@ -160,10 +160,9 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
             return _snapshot(repository, "", _SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
         return folder
     except ModelError:
-        folder = _fetch_from_paddle(repository, subfolder, folders, local_only)
-        if folder is None:
-            raise
-        return folder
+        if folder := _fetch_from_paddle(repository, subfolder, folders, local_only):
+            return folder
+        raise
 
 
 def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: bool) -> Path | None:

@@ -16,25 +16,16 @@ from ..utils.checksums import checksum_arrays
 from ..utils.errors import ModelError
 from .components import ComponentWeights
 from .configs import complete_config
-from .fetch import locate_model
 from .formats.files import within_file
 from .model_file import Component, ModelDescription, TokenizerFiles, describe, kind_of
-from .read import read_component
+from .source import read_component
 
 _SHOWN = 5  # keys of each kind that a message lists
 
 
-def find_component_by_name(
-    kind: str, name_or_path, yaml_file=None, ema: bool = False, offline: bool = False
-) -> ComponentWeights:
-    """One component, trained, from a folder, a .ckpt or by name. Raises ModelError."""
-    path = locate_model(name_or_path, offline, (kind,))
-    return read_component(kind, path, yaml_file, ema)
-
-
 def load_vae(name_or_path) -> AutoencoderKL:
     """A trained VAE from a folder, a .ckpt or by name, in float32."""
-    return fill_component("vae", find_component_by_name("vae", name_or_path))
+    return fill_component("vae", read_component("vae", name_or_path))
 
 
 def fill_component(kind: str, component: ComponentWeights):

@@ -30,6 +30,7 @@ CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdpa
 RUN_FILE = "run.json"
 _EXPORTED = ("pipeline", "vae", "vqgan")  # folders of whole models that a run leaves at its end
 _GROWS = "metrics.jsonl"
+FOLDER, FILE, CHECKPOINT = "folder", "file", "checkpoint"  # forms of models
 _DEPTH = 2  # folders below that are looked into
 _SHOWN = 5  # choices that a message lists
 
@@ -146,6 +147,14 @@ def model_in(path: Path) -> Path:
     return found[0]
 
 
+def recognise(place: Path) -> tuple[Path, str]:
+    """(the path of the `model_in` a place, or of the .ckpt of one that was exported for CompVis; its form)."""
+    path = model_in(place)
+    if (path / EXPORTED_CKPT).is_file() and not any(find_component(path, kind) for kind in COMPONENT_FOLDERS):
+        path /= EXPORTED_CKPT
+    return path, FILE if path.is_file() else CHECKPOINT if is_checkpoint(path) else FOLDER
+
+
 @cache
 def _say_that_it_goes_on(checkpoint: Path) -> None:
     """Once, however often a command asks for the place."""
@@ -161,7 +170,8 @@ def _model_of(run: Path) -> Path | None:
 
 
 def _holds_model(folder: Path) -> bool:
-    return (folder / EXPORTED_CKPT).is_file() or any(find_component(folder, kind) for kind in FOLDERS | FURTHER_FOLDERS)
+    names = {name for own in (FOLDERS | FURTHER_FOLDERS).values() for name in own}
+    return (folder / EXPORTED_CKPT).is_file() or any((folder / name).is_dir() for name in names)
 
 
 def _draws(run: Path) -> bool:

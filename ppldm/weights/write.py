@@ -10,6 +10,7 @@ Beside them model.json (`model_file`), ppldm.json (what trained it, and checksum
 import json
 import shlex
 from dataclasses import fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
-from ..utils.errors import ConfigError, ModelError
+from ..utils.errors import ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
 from .components import ComponentWeights, Weights, cast, require_finite, to_torch, to_torch_config
 from .configs import FLOW_CLASS, SCHEDULER_CLASS
@@ -43,7 +44,6 @@ from .model_file import (
     describe,
 )
 
-FORMATS = ("ppdiffusers", "diffusers", "compvis")
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 _TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": MICRODIT_CLASS}
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
@@ -65,10 +65,8 @@ PROCESS_KEYS = (*(one.name for one in fields(NoiseSchedule)), "prediction_type")
 
 
 def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", safetensors: bool = False) -> None:
-    """Write `folder` for one of FORMATS, in a `dtype`; `safetensors` instead of .pdparams. Raises ConfigError, and
+    """Write `folder` for ppdiffusers, diffusers or compvis, in a `dtype`; `safetensors` instead of .pdparams. Raises
     ModelError where components are missing or the form has no place for this model."""
-    if form not in FORMATS:
-        raise ConfigError(f"--to {form} is not one of {', '.join(FORMATS)}")
     missing = [kind for kind in reversed(whole_model(weights.components)) if kind not in weights.components]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
@@ -323,11 +321,7 @@ def copy_tokenizer(tokenizer, target: Path) -> None:
 
 def version_of(form: str) -> str:
     """The version of the library whose layout a pipeline of `form` has."""
-    if form != "ppdiffusers":
-        return DIFFUSERS_VERSION
-    from ppdiffusers import __version__
-
-    return __version__
+    return version(form) if form == "ppdiffusers" else DIFFUSERS_VERSION
 
 
 def write_cascade(

@@ -24,7 +24,7 @@ from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, DataError
 from ppldm.utils.pictures import save_png
 from ppldm.weights.lora.files import write_lora
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,7 +132,7 @@ def test_a_sweep_draws_captions_of_the_real_pictures_and_keeps_all_that_its_resu
 
 
 def test_pictures_drawn_with_a_lora_are_another_result(trained, tiny, tmp_path, capfd):
-    pairs = small_lora({"unet": read_weights(trained / "pipeline").components["unet"]})
+    pairs = small_lora({"unet": open_model(trained / "pipeline").read().components["unet"]})
     file, command = write_lora(pairs, tmp_path / "one.safetensors"), sweep(trained, tiny, tmp_path / "o")
     run([*command, "--lora", f"{file}:0.5"])
     found = results_of(tmp_path / "o")["g1.json"]["of"]["weights"]
@@ -141,7 +141,7 @@ def test_pictures_drawn_with_a_lora_are_another_result(trained, tiny, tmp_path, 
     assert found["fingerprint"] == merged != ppldm.load(trained / "pipeline").fingerprint
     with fails("holds another evaluation .*lora was .*'weight': 0.5.* and is None", capfd):
         run(command)
-    write_lora(small_lora({"unet": read_weights(trained / "pipeline").components["unet"]}, seed=1), file)
+    write_lora(small_lora({"unet": open_model(trained / "pipeline").read().components["unet"]}, seed=1), file)
     with fails("holds another evaluation .*lora was", capfd):
         run([*command, "--lora", f"{file}:0.5"])
 

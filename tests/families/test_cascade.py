@@ -25,9 +25,10 @@ from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, ModelError, PartError
 from ppldm.utils.rng import Stream
 from ppldm.weights.configs import complete_config
-from ppldm.weights.fill import component_of, fill_component, find_component_by_name
+from ppldm.weights.fill import component_of, fill_component
 from ppldm.weights.lora.files import read_lora
 from ppldm.weights.lora.merge import write_adapters
+from ppldm.weights.source import read_component
 from ppldm.weights.write import write_component
 
 FAMILY = get_family("cascade_prior")
@@ -143,7 +144,7 @@ def test_pictures_are_embedded_as_by_transformers(tiny, tmp_path, height, width)
     from transformers import CLIPVisionModelWithProjection
 
     kind, pixels = "image_encoder", np.random.default_rng(0).integers(0, 256, (2, 3, height, width), dtype=np.uint8)
-    ours = fill_component(kind, find_component_by_name(kind, write_image_encoder(tiny)))
+    ours = fill_component(kind, read_component(kind, write_image_encoder(tiny)))
     ours.eval()
     write_component(kind, component_of(kind, ours), tmp_path / kind, "diffusers")
     theirs = CLIPVisionModelWithProjection.from_pretrained(tmp_path / kind).eval()
@@ -187,7 +188,7 @@ def test_adapters_of_attention_and_tokens_alone_are_trained(tiny, tmp_path):
     expected = model.denoise(batch["noise"], batch["timesteps"], **condition).numpy()
     config = parse_arguments(flags(tiny, **settings), True, FAMILY.Config)[0]
     FAMILY.export(model, config, None, tmp_path / "prior", None, {})
-    merged = fill_component("cascade_prior", find_component_by_name("cascade_prior", tmp_path / "prior"))
+    merged = fill_component("cascade_prior", read_component("cascade_prior", tmp_path / "prior"))
     merged.eval()
     model.prior = merged
     found = model.denoise(batch["noise"], batch["timesteps"], **condition).numpy()

@@ -21,7 +21,7 @@ from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import ComponentWeights
 from ppldm.weights.fill import component_of
-from ppldm.weights.read import read_component
+from ppldm.weights.source import read_component
 from ppldm.weights.write import write_component
 
 FAMILY = get_family("cascade_controlnet")

@@ -26,7 +26,7 @@ from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.rng import Stream, make_rng
 from ppldm.weights.fill import component_of, fill_component
-from ppldm.weights.read import read_component, read_weights
+from ppldm.weights.source import open_model, read_component
 from ppldm.weights.write import write_weights
 
 UNUSED = ("vae_name_or_path", "text_encoder_config_file", "unet_config_file", "tokenizer_name")
@@ -205,7 +205,7 @@ def test_a_model_without_one_takes_no_control_image(tiny, tmp_path):
 def test_compvis_has_no_place_for_it(tmp_path):
     with pytest.raises(ModelError, match="with a ControlNet is not written for CompVis"):
         write_weights(controlled(), "compvis", tmp_path / "c")
-    assert read_weights(write_twice(tmp_path), ("vae",)).components.keys() == {"vae"}
+    assert open_model(write_twice(tmp_path)).read(("vae",)).components.keys() == {"vae"}
 
 
 def write_twice(folder):

@@ -26,10 +26,11 @@ from ppldm.training.run_folder import read_manifest, verify
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError
-from ppldm.weights.fill import fill_component, find_component_by_name, load_vae
+from ppldm.weights.fill import fill_component, load_vae
 from ppldm.weights.formats.files import read_arrays
 from ppldm.weights.lora.files import read_lora
 from ppldm.weights.model_file import read_model_file
+from ppldm.weights.source import read_component
 
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
@@ -280,7 +281,7 @@ def test_what_is_exported_is_what_was_trained(name, straight):
         found = {f"vae.{key}": value.numpy() for key, value in load_vae(folder).state_dict().items()}
     elif name in (*CASCADE, "cascade_autoencoder"):
         kind = family.components[family.export_folder]
-        arrays = fill_component(kind, find_component_by_name(kind, folder)).state_dict()
+        arrays = fill_component(kind, read_component(kind, folder)).state_dict()
         found = {f"{family.export_folder}.{key}": value.numpy() for key, value in arrays.items()}
     else:
         found = family.read(folder)

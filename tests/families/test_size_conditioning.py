@@ -18,7 +18,7 @@ from ppldm.families.ldm_build import build_ldm, weights_of
 from ppldm.networks.build import save_component
 from ppldm.networks.configs import SIZE_EMBEDDING
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
 
 SIZES = [[512, 768, 0, 40, 32, 32], [100, 60, 7, 0, 32, 32], [0] * 6]
@@ -119,7 +119,7 @@ def test_an_export_says_so_and_is_the_same_network_again(model, exported, form):
 
 def test_compvis_has_no_such_network(exported, tmp_path):
     with pytest.raises(ModelError, match="told sizes.*export it to diffusers"):
-        write_weights(read_weights(exported / "ppdiffusers"), "compvis", tmp_path / "out")
+        write_weights(open_model(exported / "ppdiffusers").read(), "compvis", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

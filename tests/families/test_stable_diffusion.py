@@ -17,7 +17,7 @@ from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.read import read_component
+from ppldm.weights.source import read_component
 from ppldm.weights.write import write_weights
 
 DATA = DataOptions(resolution=64)

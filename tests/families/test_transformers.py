@@ -25,10 +25,10 @@ from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.components import turn_linear
-from ppldm.weights.fill import component_of, find_component_by_name, parameter_shapes
+from ppldm.weights.fill import component_of, parameter_shapes
 from ppldm.weights.formats.files import read_arrays
 from ppldm.weights.formats.torch_files import write_torch
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model, read_component
 from ppldm.weights.write import write_component, write_weights
 from tests.conftest import MICRODIT_CONFIG, UVIT_CONFIG
 
@@ -109,7 +109,7 @@ def test_prompts_of_several_chunks(pipeline, name):
 
 @pytest.mark.needs("parity")
 def test_it_is_exported_to_diffusers_and_read_again(pipeline, name, tmp_path):
-    weights = read_weights(pipeline)
+    weights = open_model(pipeline).read()
     for form in ("compvis", "diffusers") if name == "uvit" else ("compvis",):
         with pytest.raises(ModelError, match=f"{form} has no network of this transformer's kind"):
             write_weights(weights, form, tmp_path / form)
@@ -121,7 +121,7 @@ def test_it_is_exported_to_diffusers_and_read_again(pipeline, name, tmp_path):
 
         _, told = PixArtTransformer2DModel.from_pretrained(tmp_path / "out/transformer", output_loading_info=True)
         assert not any(told.values())
-    again = read_weights(tmp_path / "out").components["transformer"]
+    again = open_model(tmp_path / "out").read().components["transformer"]
     before = weights.components["transformer"]
     assert again.config == before.config and again.arrays.keys() == before.arrays.keys()
     assert all((again.arrays[key] == value).all() for key, value in before.arrays.items())
@@ -136,7 +136,7 @@ def test_a_file_of_micro_diffusion_is_read_and_written(tmp_path, prefix):
     state = turn_linear(own.arrays) | {"pos_embed": np.ones((1, 4, 32), "f4"), "mask_token": np.zeros((1, 1, 16), "f4")}
     write_torch(tmp_path / "dit.pt", {prefix + key: np.ascontiguousarray(value) for key, value in state.items()}, {})
     (tmp_path / "dit.json").write_text(json.dumps(config))
-    found = find_component_by_name("transformer", tmp_path / "dit.pt")
+    found = read_component("transformer", tmp_path / "dit.pt")
     assert found.config == config and found.arrays.keys() == own.arrays.keys()
     assert all((found.arrays[key] == value).all() for key, value in own.arrays.items())
     write_component("transformer", found, tmp_path / "out", "diffusers")
@@ -154,11 +154,11 @@ def test_a_published_file_of_micro_diffusion_has_the_published_size(tmp_path):
     config = read_new_config("transformer", CONFIG_DIR / "microdit_xl2.json", "x")
     shapes = {"x_embedder.proj.weight": (1024, 16, 2, 2), "y_embedder.y_proj.fc1.weight": (1024, 512)}
     write_torch(tmp_path / "dit.pt", {key: np.zeros(shape, np.float16) for key, shape in shapes.items()}, {})
-    found = find_component_by_name("transformer", tmp_path / "dit.pt")
+    found = read_component("transformer", tmp_path / "dit.pt")
     assert found.config == config | {"in_channels": 16, "caption_channels": 512}
     write_torch(tmp_path / "other.pt", {"weight": np.zeros(3, np.float16)}, {})
     with pytest.raises(ModelError, match="other.pt is not a transformer of micro_diffusion"):
-        find_component_by_name("transformer", tmp_path / "other.pt")
+        read_component("transformer", tmp_path / "other.pt")
 
 
 @pytest.mark.slow
@@ -171,9 +171,9 @@ def test_a_stage_goes_on_at_a_larger_size_from_the_export(tiny, pipeline, name, 
     given = {"model_name_or_path": pipeline, "resolution": 64, "file_list": tmp_path / "large.filelist", **parts}
     run = train(tiny, name, tmp_path / "next", patch_masking=0.75, **given)
     assert run.dataset.inputs["kept_patches"].shape(64, 64) == (4,)
-    again = read_weights(tmp_path / "next/pipeline")
+    again = open_model(tmp_path / "next/pipeline").read()
     assert again.metadata["resolution"] == 64
-    assert again.components["transformer"].config == read_weights(pipeline).components["transformer"].config
+    assert again.components["transformer"].config == open_model(pipeline).read().components["transformer"].config
 
 
 @pytest.mark.slow

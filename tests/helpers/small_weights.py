@@ -10,9 +10,8 @@ from ppdiffusers.transformers import CLIPTextConfig, CLIPTextModel
 from tokenizers.pre_tokenizers import ByteLevel
 
 from ppldm.weights.components import ComponentWeights, Weights, turn_linear
-from ppldm.weights.configs import complete_config
+from ppldm.weights.configs import PUBLISHED_SCHEDULE, complete_config
 from ppldm.weights.formats.files import write_safetensors
-from ppldm.weights.read import PUBLISHED_SCHEDULE
 
 # CompVis' classes fix 32 groups, and heads of 64 in the text encoder. A side of 16 pixels is 8 x 8 latents.
 UNET = {

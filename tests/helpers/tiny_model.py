@@ -7,12 +7,12 @@ import paddle
 
 from ppldm.families.ldm import LdmConfig
 from ppldm.families.ldm_build import build_ldm, build_model
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 
 
 def load_pipeline(folder):
     """The model in a folder or file of any known form, in evaluation mode."""
-    return build_model(read_weights(folder), folder)
+    return build_model(open_model(folder).read(), folder)
 
 
 def make_model(tiny, **changes):

@@ -14,7 +14,7 @@ import ppldm
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
 
 FEW = {"num_inference_steps": 2, "guidance_scale": 3.0}
@@ -37,8 +37,8 @@ def trained(tiny, tmp_path_factory):
 
 
 def test_the_frozen_encoder_is_the_one_given(trained):
-    exported = read_weights(trained / "run" / "pipeline").components["text_encoder"]
-    given = read_weights(trained, ("text_encoder",)).components["text_encoder"]
+    exported = open_model(trained / "run" / "pipeline").read().components["text_encoder"]
+    given = open_model(trained).read(("text_encoder",)).components["text_encoder"]
     assert exported.config == given.config
     assert all((exported.arrays[name] == given.arrays[name]).all() for name in given.arrays)
 
@@ -58,7 +58,7 @@ def test_plain_stable_diffusion_pipelines_draw_the_same(trained, tmp_path):
     import diffusers
     import torch
 
-    write_weights(read_weights(trained / "run" / "pipeline"), "diffusers", tmp_path / "d")
+    write_weights(open_model(trained / "run" / "pipeline").read(), "diffusers", tmp_path / "d")
     theirs = diffusers.StableDiffusionPipeline.from_pretrained(str(tmp_path / "d"))(
         "red blue", latents=torch.tensor(noise), **settings
     ).images[0]
@@ -83,4 +83,4 @@ def test_what_does_not_go_together(tiny, trained, tmp_path):
     with pytest.raises(ConfigError, match="brings its own config"):
         parse_arguments(flags, loop=True)
     with pytest.raises(ModelError, match="CLIP text encoder is not written for CompVis"):
-        write_weights(read_weights(trained / "run" / "pipeline"), "compvis", tmp_path / "c")
+        write_weights(open_model(trained / "run" / "pipeline").read(), "compvis", tmp_path / "c")

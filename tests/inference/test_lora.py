@@ -19,7 +19,7 @@ from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.lora import merge
 from ppldm.weights.lora.files import Lora, read_lora, write_lora
 from ppldm.weights.lora.merge import merge_lora
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
 
 
@@ -36,19 +36,19 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def lora(base):
     """A file for its UNet."""
-    pairs = small_lora({"unet": read_weights(base).components["unet"]}, alpha=1.0)
+    pairs = small_lora({"unet": open_model(base).read().components["unet"]}, alpha=1.0)
     return write_lora(Lora(pairs.components, {"steps": 7}), base.parent / "lora.safetensors", "kohya")
 
 
 def test_a_merged_model_and_what_is_extracted_of_it(base, lora, tmp_path, capsys):
     run(["lora", "merge", str(base), "--lora", f"{lora}:0.5", "--out", str(tmp_path / "merged")])
-    merged, expected = read_weights(tmp_path / "merged"), merge_lora(read_weights(base), read_lora(lora), 0.5)
+    merged, expected = open_model(tmp_path / "merged").read(), merge_lora(open_model(base).read(), read_lora(lora), 0.5)
     assert differences(merged, expected) == [] and merged.metadata["lora"] == [f"{lora}:0.5"]
     flags = ["--base", str(base), "--tuned", str(tmp_path / "merged"), "--rank", "2", "--to", "kohya"]
     run(["lora", "extract", *flags, "--out", str(tmp_path / "found.safetensors"), "--json"])
     report = json.loads(capsys.readouterr().out)
     assert report["components"]["unet"]["share"] > 0.9999 and report["components"]["text_encoder"]["layers"] == 0
-    again = merge_lora(read_weights(base), read_lora(tmp_path / "found.safetensors"))
+    again = merge_lora(open_model(base).read(), read_lora(tmp_path / "found.safetensors"))
     for name, array in expected.components["unet"].arrays.items():
         np.testing.assert_allclose(again.components["unet"].arrays[name], array, atol=1e-5)
     run(["lora", "extract", *flags, "--out", str(tmp_path), "--rank", "1"])
@@ -58,7 +58,7 @@ def test_a_merged_model_and_what_is_extracted_of_it(base, lora, tmp_path, capsys
 
 
 def test_what_kohyas_form_has_no_name_for_is_refused_before_the_work(base, tmp_path, monkeypatch):
-    tuned = read_weights(base)
+    tuned = open_model(base).read()
     changed = small_lora({"text_encoder": tuned.components["text_encoder"]}, of="fc1")
     write_weights(merge_lora(tuned, changed), "ppdiffusers", tmp_path / "tuned")
     monkeypatch.setattr(merge, "extract_lora", None)  # must not be reached

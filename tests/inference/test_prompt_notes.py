@@ -14,7 +14,7 @@ from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, count_words
 from ppldm.inference.prompt_weights import describe_prompts
 from ppldm.inference.serving.paint import Painter
 from ppldm.inference.serving.parameters import make_parameters, read_request
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
 
 LONG = "a red heart " * 25 + "and a blue boat"
@@ -108,7 +108,7 @@ def test_words_that_no_caption_had_are_named_with_the_nearest_and_travel_with_th
     weights.tokenizer = CaptionTokenizer(build_vocab([*captions, "zebra"]), 77, seen=count_words(captions))
     write_weights(weights, "ppdiffusers", tmp_path / "model")
     model, again = ppldm.load(tmp_path / "model"), tmp_path / "again"
-    write_weights(read_weights(tmp_path / "model"), "ppdiffusers", again)
+    write_weights(open_model(tmp_path / "model").read(), "ppdiffusers", again)
     said = "words that the model does not know: purplish (nearest that it knows: purple), zebra"
     assert describe_prompts(model, ["a Purple heart TWO boats! <lora:some:0.8>"]).startswith("webui's syntax")
     for one in (model, ppldm.load(again)):

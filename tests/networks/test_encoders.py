@@ -11,7 +11,8 @@ import torch  # noqa: E402
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection  # noqa: E402
 
 from ppldm.networks.encoders import projected_caption  # noqa: E402
-from ppldm.weights.fill import component_of, fill_component, find_component_by_name  # noqa: E402
+from ppldm.weights.fill import component_of, fill_component  # noqa: E402
+from ppldm.weights.source import read_component  # noqa: E402
 
 KIND, END = "projected_text_encoder", 99
 
@@ -32,7 +33,7 @@ def test_hidden_states_and_projection_are_those_of_transformers(padding, tmp_pat
         mask[row, : length + 2] = 1
     with torch.no_grad():
         expected = theirs(torch.tensor(words), attention_mask=torch.tensor(mask), output_hidden_states=True)
-    ours = fill_component(KIND, find_component_by_name(KIND, tmp_path))
+    ours = fill_component(KIND, read_component(KIND, tmp_path))
     ours.eval()
     hidden, pooled = projected_caption(ours, paddle.to_tensor(words), END)
     np.testing.assert_allclose(hidden.numpy(), expected.hidden_states[-1].numpy(), atol=1e-5)

@@ -16,7 +16,7 @@ from ppldm.utils.errors import CheckpointError, ModelError
 from ppldm.weights.lora.files import read_lora
 from ppldm.weights.lora.merge import read_tokens
 from ppldm.weights.model_file import read_model_file
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
 
 ASKED = {"lora_rank": 2, "lora_modules": "out", "export_merged": True, "model_name_or_path": None}
@@ -59,7 +59,7 @@ def test_a_checkpoint_holds_only_what_is_trained(run, bases):
     assert all(np.abs(array).max() > 0 for array in state.values())
     assert all(described.components[name].crc32 for name in ("vae", "text_encoder", "unet"))
     with pytest.raises(ModelError, match="holds adapters and not the model .* the run's lora folder as --lora"):
-        read_weights(run / "checkpoint-4")
+        open_model(run / "checkpoint-4").read()
 
 
 def test_another_base_is_refused_by_name(tiny, run, bases):

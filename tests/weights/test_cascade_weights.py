@@ -17,7 +17,7 @@ from ppldm.weights.components import ComponentWeights, from_torch, to_torch
 from ppldm.weights.fill import component_of, describe_model, fill_component
 from ppldm.weights.formats.files import write_safetensors
 from ppldm.weights.layouts.published import modern_names
-from ppldm.weights.read import read_component
+from ppldm.weights.source import read_component
 from ppldm.weights.write import write_cascade
 
 TINY = {"cascade_prior": "cascade_c_tiny", "cascade_decoder": "cascade_b_tiny", "effnet": "effnet_tiny",
@@ -94,7 +94,7 @@ def test_single_files_are_known_by_their_sizes(kind, tmp_path):
     assert same(read_component(kind, tmp_path / "stage.safetensors"), component)
     (tmp_path / "own.json").write_text(json.dumps(component.config | {"latent_channels": 3, "clip_seq": 2}))
     with pytest.raises(ModelError, match="latent_channels|clip_seq"):
-        fill_component(kind, read_component(kind, tmp_path / "stage.safetensors", tmp_path / "own.json"))
+        fill_component(kind, read_component(kind, tmp_path / "stage.safetensors", config_file=tmp_path / "own.json"))
 
 
 def test_the_export_command_takes_files_and_folders(tmp_path):

@@ -18,7 +18,7 @@ from small_weights import small_weights, write_clip
 from ppldm.utils.errors import ModelError
 from ppldm.utils.variables import is_offline
 from ppldm.weights.fetch import PublishedFile, check_name, find_weights, locate_model
-from ppldm.weights.read import COMPONENT_FOLDERS, read_component
+from ppldm.weights.source import COMPONENT_FOLDERS, read_component
 from ppldm.weights.write import write_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +90,7 @@ FETCHER = """
 import importlib, json, os, sys, traceback
 from huggingface_hub import snapshot_download
 import requests
-import ppldm.weights.fetch, ppldm.weights.formats.files, ppldm.weights.read
+import ppldm.weights.fetch, ppldm.weights.formats.files, ppldm.weights.source
 for name in sys.argv[2:]:
     importlib.import_module(name)
 
@@ -123,7 +123,7 @@ def fetch(hub, name: str, *flags, code: str = ""):
         "from ppldm.utils.errors import exit_on_error\n"
         "from ppldm.weights.fetch import locate_model\n"
         "from ppldm.weights.formats.files import weight_files\n"
-        "from ppldm.weights.read import COMPONENT_FOLDERS, find_component\n"
+        "from ppldm.weights.source import COMPONENT_FOLDERS, find_component\n"
         "with exit_on_error():\n"
         f"    path = locate_model({name!r}, {'offline' in flags})\n"
         "    print(path, sum(len(weight_files(find_component(path, kind))) for kind in COMPONENT_FOLDERS))\n"
@@ -206,8 +206,8 @@ def test_a_text_encoder_that_is_published_by_itself(hub):
         shutil.move(file, hub.folder)
     code = (
         "from pathlib import Path\n"
-        "from ppldm.weights.fill import find_component_by_name\n"
-        "found = find_component_by_name('text_encoder', 'owner/model')\n"
+        "from ppldm.weights.source import read_component\n"
+        "found = read_component('text_encoder', 'owner/model')\n"
         "print(len(found.arrays), *sorted(file.name for file in Path(found.source).iterdir()))\n"
     )
     done = fetch(hub, "owner/model", code=code)
@@ -316,9 +316,9 @@ def test_a_text_encoder_by_name_comes_with_its_tokenizer(hub, repository, files)
     (encoder,) = (name for name in COMPONENT_FOLDERS["text_encoder"] if (folder / name).is_dir())
     code = (
         "from ppldm.weights.fetch import locate_model\n"
-        "from ppldm.weights.read import find_tokenizer\n"
+        "from ppldm.weights.source import open_model\n"
         f"path = locate_model('{repository}/{encoder}', kinds=['text_encoder'])\n"
-        "print(path.name, *sorted(file.name for file in find_tokenizer(path).iterdir()))\n"
+        "print(path.name, *sorted(file.name for file in open_model(path).tokenizer.iterdir()))\n"
     )
     found = fetch(hub, repository, code=code)
     assert found.stdout.split() == [encoder, *sorted(files)], found.stderr

@@ -29,7 +29,7 @@ from ppldm.weights.lora.merge import (  # noqa: E402
     tokens_of,
     write_adapters,
 )
-from ppldm.weights.read import read_component  # noqa: E402
+from ppldm.weights.source import read_component  # noqa: E402
 from ppldm.weights.write import write_weights  # noqa: E402
 
 BAR = 1e-4

@@ -8,10 +8,10 @@ from ppldm.config.network_files import CONFIG_DIR
 from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
 from ppldm.networks.autoencoder import psnr, reconstruct
 from ppldm.utils.files import read_json
-from ppldm.weights.configs import read_folder_config
 from ppldm.weights.fetch import PACKAGED, check_name, locate_model
 from ppldm.weights.fill import load_vae
 from ppldm.weights.formats.files import read_arrays
+from ppldm.weights.source import config_here
 
 NAME = "vae_tiny"
 
@@ -20,9 +20,7 @@ def test_a_name_is_the_packages_folder_unless_a_path_here_has_it(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     check_name(NAME)
     assert locate_model(NAME, offline=True, kinds=["vae"]) == PACKAGED / NAME
-    assert (
-        read_folder_config("vae", NAME)["latent_channels"] == read_json(CONFIG_DIR / f"{NAME}.json")["latent_channels"]
-    )
+    assert config_here("vae", NAME)["latent_channels"] == read_json(CONFIG_DIR / f"{NAME}.json")["latent_channels"]
     (tmp_path / NAME).mkdir()
     assert locate_model(NAME, offline=True, kinds=["vae"]).resolve() == tmp_path / NAME
 

@@ -26,7 +26,7 @@ from ppldm.weights.components import PADDLE_ONLY, TORCH_ONLY  # noqa: E402
 from ppldm.weights.formats.torch_files import read_torch  # noqa: E402
 from ppldm.weights.layouts import compvis  # noqa: E402
 from ppldm.weights.names import rename, text_encoder_names, unet_names, vae_names  # noqa: E402
-from ppldm.weights.read import read_weights  # noqa: E402
+from ppldm.weights.source import open_model  # noqa: E402
 from ppldm.weights.write import write_weights  # noqa: E402
 
 CLASSES = {"vae": diffusers.AutoencoderKL, "unet": diffusers.UNet2DConditionModel}
@@ -64,7 +64,7 @@ def pair(request, tmp_path_factory):
     origin, *_, prediction_type = request.param.split("-")
     if origin == "torch":
         born_in_torch(folder, "safetensors" in request.param, prediction_type)
-        return Pair(build_model(read_weights(folder), folder), folder)
+        return Pair(build_model(open_model(folder).read(), folder), folder)
     weights = small_weights(5, prediction_type=prediction_type)
     write_weights(weights, "diffusers", folder / "d")
     return Pair(build_model(weights, "small"), folder / "d")
@@ -134,7 +134,7 @@ def test_diffusers_pipeline_draws_the_same(tmp_path, tokenizer, prediction_type,
     noise = initial_noise(3, "a red heart", 0, (4, 8, 8))
     theirs = pipeline(["a red heart"], height=64, width=64, num_inference_steps=5, guidance_scale=4.0,
                       latents=torch.tensor(noise[None])).images[0]  # fmt: skip
-    model = build_model(read_weights(tmp_path / "d"), "d")
+    model = build_model(open_model(tmp_path / "d").read(), "d")
     ours = draw(model, tokenizer, ["a red heart"], [0], (4, 8, 8), 3, Drawing(5, 4.0))[0]
     assert ours.std() > 5
     assert np.abs(np.asarray(theirs).astype(int) - ours).mean() < 1
@@ -148,7 +148,7 @@ def test_what_torch_writes_we_read_and_the_other_way(tmp_path):
         (read == with_torch[name].numpy()).all() for name, read in read_torch(tmp_path / "c" / "model.ckpt").items()
     )
     torch.save({"state_dict": with_torch, "global_step": 1, "epoch": 0}, tmp_path / "c" / "model.ckpt")
-    assert differences(read_weights(tmp_path / "c" / "model.ckpt"), weights) == []
+    assert differences(open_model(tmp_path / "c" / "model.ckpt").read(), weights) == []
 
 
 def test_names_of_compvis_are_those_of_diffusers_converters():

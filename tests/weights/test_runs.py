@@ -14,9 +14,8 @@ from ppldm.runs.watch import make_page
 from ppldm.training.commands.finetune import read_start
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.utils.files import write_json
-from ppldm.weights.configs import read_folder_config
-from ppldm.weights.fetch import locate_model
 from ppldm.weights.folders import find_runs, model_in, one_run, runs_in
+from ppldm.weights.source import config_here, open_model
 from ppldm.weights.write import write_weights
 
 
@@ -46,7 +45,7 @@ def make_run(folder, family="ldm", holds=(), time=1e9):
 def test_a_run_is_the_model_that_it_has_exported_or_else_its_newest_checkpoint(tmp_path, caplog, family, holds, found):
     run = make_run(tmp_path / "out/training", family, holds)
     for place in (run, tmp_path / "out", tmp_path):
-        assert model_in(place) == locate_model(str(place)) == (run / found if found else run)
+        assert model_in(place) == open_model(str(place)).path == (run / found if found else run)
         assert find_runs(place) == [one_run(place)] == [run]
     assert ("training has not ended: its newest checkpoint is taken" in caplog.text) is found.startswith("checkpoint")
 
@@ -76,7 +75,7 @@ def test_a_choice_is_one_line_with_all_of_them_the_newest_first(tmp_path):
     for name, time in (("old", 1e9), ("new", 2e9)):
         make_run(tmp_path / name, holds=["pipeline"], time=time)
     with pytest.raises(ModelError) as refused:
-        locate_model(tmp_path)
+        open_model(tmp_path)
     both = f"{tmp_path}/new{{0}}, {tmp_path}/old{{0}}; name one"
     assert str(refused.value) == f"{tmp_path} holds 2 models: {both.format('/pipeline')}"
     with pytest.raises(ConfigError) as refused:
@@ -103,7 +102,7 @@ def test_a_config_is_read_through_the_same_door(tmp_path):
     (run / "pipeline/unet").mkdir()
     (run / "pipeline/unet/config.json").write_text("no JSON")
     with pytest.raises(ModelError, match="pipeline/unet/config.json"):
-        read_folder_config("unet", str(tmp_path))
+        config_here("unet", str(tmp_path))
 
 
 def test_the_page_finds_runs_that_begin_later_and_keeps_their_numbers(tmp_path):
@@ -131,4 +130,4 @@ def test_every_door_takes_it(tmp_path):
     assert read_start(str(tmp_path / "out")).model == str(run / "pipeline")
     found, named = (describe_source(str(path), False)["sha256"] for path in (tmp_path, run / "pipeline"))
     assert found == named
-    assert read_folder_config("unet", str(tmp_path / "out"))
+    assert config_here("unet", str(tmp_path / "out"))

@@ -18,7 +18,7 @@ from ppldm.weights.fill import parameter_shapes
 from ppldm.weights.formats.files import read_arrays
 from ppldm.weights.layouts import compvis, single_file
 from ppldm.weights.names import rename
-from ppldm.weights.read import find_tokenizer, read_component, read_weights
+from ppldm.weights.source import open_model, read_component
 from ppldm.weights.write import write_weights
 
 LAYOUTS = ("1.x", "old", "2.x")
@@ -45,7 +45,7 @@ def test_layout_by_type_by_container(tmp_path, layout, dtype, suffix):
         needs.need("parity")
     weights = small_stable_diffusion(layout)
     path = write_single_file(tmp_path / f"model{suffix}", single_file_names(weights, layout), dtype)
-    read = read_weights(path, prediction_type=SAID.get(layout))
+    read = open_model(path, prediction_type=SAID.get(layout)).read()
     assert read.scheduler["prediction_type"] == SAID.get(layout, "epsilon")
     assert read.components["unet"].config["sample_size"] == (96 if layout == "2.x" else 64)
     read.components["unet"].config["sample_size"] = 64
@@ -77,10 +77,10 @@ def test_what_a_second_one_predicts(tmp_path, said, given, predicts):
         (tmp_path / "m.yaml").write_text(compvis.yaml_text(params))
     if predicts is None:
         with pytest.raises(ModelError, match="does not say what it predicts; add --prediction-type"):
-            read_weights(path)
-        assert read_weights(path, ("vae",)).components.keys() == {"vae"}
+            open_model(path).read()
+        assert open_model(path).read(("vae",)).components.keys() == {"vae"}
         return
-    read = read_weights(path, prediction_type=given)
+    read = open_model(path, prediction_type=given).read()
     assert read.scheduler["prediction_type"] == predicts and read.components.keys() == {"vae", "unet", "text_encoder"}
 
 
@@ -89,12 +89,12 @@ def test_what_a_second_one_predicts(tmp_path, said, given, predicts):
 def test_a_file_that_is_made_for_inpainting(tmp_path, layout, suffix):
     weights = small_stable_diffusion(layout, unet={"in_channels": 9})
     path = write_single_file(tmp_path / f"m{suffix}", single_file_names(weights, layout))
-    read = read_weights(path, prediction_type=SAID.get(layout))
+    read = open_model(path, prediction_type=SAID.get(layout)).read()
     assert read.components["unet"].config["in_channels"] == 9
     read.components["unet"].config["sample_size"] = 64
     assert differences(read, weights) == []
     write_weights(read, "diffusers", tmp_path / "d")
-    assert differences(read_weights(tmp_path / "d"), read) == []
+    assert differences(open_model(tmp_path / "d").read(), read) == []
     index = json.loads((tmp_path / "d" / "model_index.json").read_text())
     assert index["_class_name"] == "StableDiffusionInpaintPipeline"
     card = (tmp_path / "d" / "README.md").read_text()
@@ -110,12 +110,12 @@ def test_averaged_weights_by_choice(tmp_path):
         if name.startswith(start):
             arrays["model_ema." + name.removeprefix("model.").replace(".", "")] = array
     path = write_single_file(tmp_path / "m.safetensors", arrays)
-    assert differences(read_weights(path), weights) == []
+    assert differences(open_model(path).read(), weights) == []
     weights.components["unet"].arrays = averaged.components["unet"].arrays
-    assert differences(read_weights(path, ema=True), weights) == []
+    assert differences(open_model(path, ema=True).read(), weights) == []
     plain = write_single_file(tmp_path / "plain.safetensors", single_file_names(weights, "1.x"))
     with pytest.raises(ModelError, match="holds no averaged weights"):
-        read_weights(plain, ema=True)
+        open_model(plain, ema=True).read()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_other_files_are_named(tmp_path, change, words):
     if shape:
         arrays[name] = np.zeros(shape, np.float32)
     with pytest.raises(ModelError, match=words):
-        read_weights(write_single_file(tmp_path / "m.safetensors", arrays))
+        open_model(write_single_file(tmp_path / "m.safetensors", arrays)).read()
 
 
 def test_a_lora_is_no_model(tmp_path):
@@ -159,7 +159,7 @@ def test_a_file_draws_by_itself(tmp_path, layout):
     assert model.resolution == (768 if layout == "2.x" else 512)
     few = {"num_inference_steps": 2, "height": 32, "width": 32}
     drawn = np.asarray(model.generate("a red heart", **few))
-    weights.tokenizer = find_tokenizer(path)
+    weights.tokenizer = open_model(path).tokenizer
     write_weights(weights, "diffusers", tmp_path / "d")
     assert (drawn == np.asarray(ppldm.load(tmp_path / "d").generate("a red heart", **few))).all()
     with pytest.raises((ModelError, ConfigError), match="no tokenizer"):
@@ -169,12 +169,12 @@ def test_a_file_draws_by_itself(tmp_path, layout):
 def test_the_tokenizer_of_a_file(tmp_path):
     for layout, pad in (("1.x", 49407), ("2.x", 0)):
         path = write_single_file(tmp_path / "m.safetensors", single_file_names(small_stable_diffusion(layout), layout))
-        ids = load_tokenizer(find_tokenizer(path), 77).encode(["a photo of an astronaut riding a horse"])[0]
+        ids = load_tokenizer(open_model(path).tokenizer, 77).encode(["a photo of an astronaut riding a horse"])[0]
         # As published: https://huggingface.co/openai/clip-vit-large-patch14
         assert ids[:10].tolist() == [49406, 320, 1125, 539, 550, 18376, 6765, 320, 4558, 49407]
         assert set(ids[10:].tolist()) == {pad}
     write_clip(tmp_path / "own")
-    assert find_tokenizer(tmp_path / "own" / "text_encoder") == tmp_path / "own" / "tokenizer"
+    assert open_model(tmp_path / "own" / "text_encoder").tokenizer == tmp_path / "own" / "tokenizer"
 
 
 PUBLISHED = {  # parameters of UNet, VAE and the layers of the text encoder that are used
@@ -259,12 +259,12 @@ def test_averages_alone_are_read_where_they_are_asked_for(tmp_path, layout):
         for name, array in single_file_names(weights, layout).items()
     } | {"model_ema.decay": np.zeros([], "f4"), "model_ema.num_updates": np.zeros([], "i4")}
     path = write_single_file(tmp_path / "m.safetensors", arrays)
-    read = read_weights(path, ema=True, prediction_type=SAID.get(layout))
+    read = open_model(path, ema=True, prediction_type=SAID.get(layout)).read()
     read.components["unet"].config["sample_size"] = 64
     assert differences(read, weights) == []
     with pytest.raises(ModelError, match="holds only averaged weights of its UNet; take them: --ema"):
         ppldm.load(path)
-    assert read_weights(path, ("vae",)).components.keys() == {"vae"}
+    assert open_model(path).read(("vae",)).components.keys() == {"vae"}
 
 
 @pytest.mark.parametrize("size", ["unet", "unet_12", "unet_tiny"])
@@ -280,7 +280,7 @@ def test_dots_of_every_name_of_a_unet(size):
 def test_what_a_clip_has_besides_is_no_reason_to_refuse_it(tmp_path, layout, extra):
     weights = small_stable_diffusion(layout)
     arrays = single_file_names(weights, layout) | {f"cond_stage_model.transformer.{extra}": np.zeros((4, 4), "f4")}
-    read = read_weights(write_single_file(tmp_path / "m.safetensors", arrays))
+    read = open_model(write_single_file(tmp_path / "m.safetensors", arrays)).read()
     assert differences(read, weights) == []
 
 

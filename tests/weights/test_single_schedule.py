@@ -13,7 +13,7 @@ from ppldm.cli.main import run
 from ppldm.diffusion.process import NoiseSchedule
 from ppldm.utils.errors import ModelError
 from ppldm.weights.layouts import compvis
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
 
 ZERO = NoiseSchedule(rescale_betas_zero_snr=True).alphas_cumprod()
@@ -36,7 +36,7 @@ def second():
 
 
 def said(path, **asked):
-    schedule = read_weights(path, **asked).scheduler
+    schedule = open_model(path, **asked).read().scheduler
     return schedule["prediction_type"], bool(schedule.get("rescale_betas_zero_snr"))
 
 
@@ -60,7 +60,7 @@ def test_prediction_by_end_of_the_schedule(tmp_path, plain, predicts, ends, give
     zero = ends in ("key", "table")
     if zero and kind != "v_prediction":
         with pytest.raises(ModelError, match="pure noise") as caught:
-            read_weights(path, prediction_type=given)
+            open_model(path, prediction_type=given).read()
         assert "v_prediction" in str(caught.value) and "m.safetensors" in str(caught.value)
         return
     assert said(path, prediction_type=given) == (kind or "epsilon", zero)
@@ -97,8 +97,8 @@ def test_tables_of_the_schedule(tmp_path, second, name, zero, dtype, suffix):
 def test_what_is_not_supported_or_does_not_agree_is_named(tmp_path, plain, extra, header, words):
     path = write_single_file(tmp_path / "m.safetensors", {**plain, **extra}, metadata=header)
     with pytest.raises(ModelError, match=words):
-        read_weights(path)
-    assert read_weights(path, ("vae",)).components.keys() == {"vae"}  # which has no part in it
+        open_model(path).read()
+    assert open_model(path).read(("vae",)).components.keys() == {"vae"}  # which has no part in it
 
 
 @pytest.mark.parametrize("own", [{}, {"zero_terminal_snr": True}, {"given_betas": [0.1]}, {"parameterization": "eps"}])
@@ -115,7 +115,7 @@ def test_a_yaml_file_beside_marks_in_the_file(tmp_path, own):
     path = write_single_file(tmp_path / "m.safetensors", {**arrays, "v_pred": EMPTY})
     if own.keys() & {"given_betas", "parameterization"}:
         with pytest.raises(ModelError, match="given_betas" if "given_betas" in own else "do not agree"):
-            read_weights(path)
+            open_model(path).read()
         return
     assert said(path) == ("v_prediction", "zero_terminal_snr" in own)
 
@@ -130,7 +130,7 @@ def test_a_flag_says_it_for_a_file_and_a_folder(tmp_path, plain):
     run(["export", str(path), "--to", "diffusers", "--out", str(tmp_path / "e")])
     assert said(tmp_path / "e", zero_snr=True) == ("v_prediction", True)
     with pytest.raises(ModelError, match="--prediction-type is for a single file"):
-        read_weights(tmp_path / "e", prediction_type="v_prediction")
+        open_model(tmp_path / "e", prediction_type="v_prediction").read()
     noise = write_single_file(tmp_path / "n.safetensors", plain)
     with pytest.raises(ModelError, match="rescale_betas_zero_snr with prediction_type epsilon"):
         ppldm.load(noise, rescale_betas_zero_snr=True)

@@ -17,7 +17,7 @@ from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokeni
 from ppldm.utils.errors import ConfigError, ModelError, PpldmError
 from ppldm.weights.formats.files import read_arrays, read_component_arrays, weight_files, write_safetensors
 from ppldm.weights.layouts.compvis import read_yaml
-from ppldm.weights.read import read_weights
+from ppldm.weights.source import open_model
 from ppldm.weights.write import copy_tokenizer, write_weights
 
 SECRET = "root:x:0:0:the secret of another file"
@@ -76,7 +76,7 @@ def test_a_small_file_that_is_none(models, tmp_path, kind, how):
         shutil.copytree(models / kind, folder, copy_function=os.link)
         put(folder / name, how, tmp_path / "outside")
         try:
-            weights = read_weights(folder)
+            weights = open_model(folder).read()
             if weights.tokenizer:
                 copy_tokenizer(weights.tokenizer, tmp_path / "out")
                 load_tokenizer(weights.tokenizer, 77)

@@ -13,7 +13,7 @@ import ppldm
 from ppldm.utils.errors import ModelError
 from ppldm.weights.components import cast
 from ppldm.weights.formats.files import weight_files
-from ppldm.weights.read import read_component, read_weights
+from ppldm.weights.source import open_model, read_component
 from ppldm.weights.write import write_weights
 
 VARIANTS = [(variant, safe, sharded) for variant in (None, "fp16") for safe in (True, False) for sharded in (0, 1)]
@@ -56,12 +56,12 @@ def test_each_holds_the_same_weights(plain, tmp_path, monkeypatch, variant, safe
     assert all((len(own) > 1) == sharded for own in files)
     suffix = ".safetensors" if safe else ".bin"
     assert all(file.suffix == suffix and ("fp16" in file.name) == bool(variant) for own in files for file in own)
-    expected = read_weights(plain)
+    expected = open_model(plain).read()
     if variant:
         for component in expected.components.values():
             component.arrays = cast(component.arrays, "float16")
     monkeypatch.setitem(sys.modules, "torch", None)  # import torch is an error
-    assert differences(read_weights(folder), expected) == []
+    assert differences(open_model(folder).read(), expected) == []
 
 
 def test_each_draws_the_same(plain, tmp_path):
@@ -69,7 +69,7 @@ def test_each_draws_the_same(plain, tmp_path):
     sharded = add_variant(plain, tmp_path / "sharded", None, safe=False, sharded=True)
     assert (ppldm.load(sharded).generate("red blue", **FEW) == drawn).all()
     half = add_variant(plain, tmp_path / "half", "fp16", safe=True, sharded=True)
-    weights = read_weights(plain)
+    weights = open_model(plain).read()
     write_weights(weights, "diffusers", tmp_path / "cast", dtype="float16")
     pictures = [ppldm.load(one).generate("red blue", **FEW) for one in (half, tmp_path / "cast")]
     assert (pictures[0] == pictures[1]).all()
@@ -80,7 +80,7 @@ def test_full_precision_wins(plain, tmp_path):
     for variant, safe, sharded in (("fp16", True, False), ("fp16", False, True), (None, False, True)):
         add_variant(plain, folder, variant, safe, sharded)
     assert {file.suffix for file in weight_files(folder / "unet")} == {".bin"}
-    assert differences(read_weights(folder), read_weights(plain)) == []
+    assert differences(open_model(folder).read(), open_model(plain).read()) == []
     add_variant(plain, folder, None, safe=True, sharded=False)
     assert [file.name for file in weight_files(folder / "unet")] == ["diffusion_pytorch_model.safetensors"]
 

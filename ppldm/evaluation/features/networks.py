@@ -44,7 +44,7 @@ from ...weights.fetch import RANDOM
 from ...weights.fill import fill_layer
 from ...weights.formats.files import read_component_arrays, within_file
 from ...weights.losses import load_lpips
-from ...weights.read import find_tokenizer
+from ...weights.source import open_model
 from .base import BATCH_SIZE, Convention, FeatureNetwork, layer_digest, network_of
 
 _INCEPTION_SIDE, DIM, CLASSES = 299, 2048, 1008
@@ -243,7 +243,7 @@ class ClipNetwork(FeatureNetwork):
 
 def load_clip(path: Path, convention: Convention) -> ClipNetwork:
     """The CLIP in a folder. Raises ModelError, ConfigError."""
-    folder = find_tokenizer(path)
+    folder = open_model(path).tokenizer
     if folder is None:
         raise ModelError(f"{path} has no tokenizer (vocab.json, merges.txt), which CLIP needs; give its whole folder")
     arrays = {name: array for name, array in read_component_arrays(path).items() if not name.endswith("position_ids")}

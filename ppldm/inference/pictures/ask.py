@@ -193,21 +193,19 @@ def complete_by_picture(asked) -> tuple[tuple[int, int] | None, int]:
     path = Path(asked.like)
     if not path.is_file():
         raise ConfigError(f"--like {path}: there is no such file; give a picture that ppldm has drawn")
-    record, source = _read(path, asked)
+    given = {name for name in (*_OF_PICTURE, "lora", "height", "width") if getattr(asked, name) not in (None, [])}
+    given |= {"prompt"} if asked.prompt or asked.prompts else set()
+    given |= {"height", "width"} if any(getattr(asked, name) is not None for name in _SIDES) else set()
+    record, source = _read(path, asked, given)
     for name, words in _GIVEN.items():
         if name in record and getattr(asked, name) is None:
             raise ConfigError(f"--like {path} was drawn {words}; give it too: --{name} PICTURE")
-    sides = any(getattr(asked, name) is not None for name in _SIDES)
-    changed = (
-        sides
-        or bool(asked.prompt or asked.lora)
-        or any(getattr(asked, name) is not None for name in (*_OF_PICTURE, *_CHANGES))
-    )
+    changed = given or any(getattr(asked, name) is not None for name in _CHANGES)
     asked.drawn = record
     asked.prompt = asked.prompt or ([] if asked.prompts else [record["prompt"]])
     for name in {*_OF_PICTURE} - {axis_of(word) for word in asked.grid or ()}:
         _complete(asked, name, [record[SCALE]] if name == SCALE else record.get(name))
-    if not sides:
+    if "height" not in given:
         asked.height, asked.width = record["height"], record["width"]
     asked.exact, asked.lora = asked.exact or record.get("exact", False), asked.lora or record.get("lora")
     _complete(asked, "num_samples", 1)
@@ -221,8 +219,8 @@ def complete_by_picture(asked) -> tuple[tuple[int, int] | None, int]:
     return None if changed or asked.exact or batch is None else batch, record["index"]
 
 
-def _read(path: Path, asked) -> tuple[dict, dict]:
-    """(what a picture says of its drawing, of its model), checked, but for what flags say. Raises ConfigError."""
+def _read(path: Path, asked, given: set[str]) -> tuple[dict, dict]:
+    """(what a picture says of its drawing, of its model), checked, but for what is `given`. Raises ConfigError."""
     from PIL import Image
 
     from ..serving.parameters import check
@@ -233,17 +231,13 @@ def _read(path: Path, asked) -> tuple[dict, dict]:
         raise ConfigError(
             f"--like {path} does not say how it was drawn; give a PNG file that ppldm generate has written"
         )
-    flags = (*_OF_PICTURE, "lora", "height", "width")
-    given = {name for name in flags if getattr(asked, name) not in (None, [])}
-    given |= {"prompt"} if asked.prompt or asked.prompts else set()
-    given |= {"height", "width"} if any(getattr(asked, name) is not None for name in _SIDES) else set()
     table, source, found = _table(), record.get(SOURCE) or {}, {name: record[name] for name in _NEEDED}
     try:
         for name in (record.keys() & table.keys()) - given:
             try:
                 found[name] = check(name, record[name], table)
             except ConfigError as error:
-                flag = f"{flag_of(name)}, or " if name in (*flags, "prompt") else ""
+                flag = f"{flag_of(name)}, or " if name in (*_OF_PICTURE, "height", "width", "prompt") else ""
                 raise ConfigError(f"{error}; give {flag}another picture") from error
         if "lora" not in given and (names := record.get("lora")):
             if not isinstance(names, list) or len(names) > _MOST_NAMES:

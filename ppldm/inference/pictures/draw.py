@@ -20,7 +20,6 @@ from ...utils.errors import ConfigError, OutputError
 from ...utils.files import cache_dir, local_path, make_output_dir, read_json, write_json, write_text
 from ...utils.log import get_logger, progress
 from ...utils.text import count_of
-from ...weights.fetch import locate_model
 from ..prompt_weights import batches_alike, chunks_of
 from .plan import SCALE, Job, Plan, short
 
@@ -120,14 +119,14 @@ def check_folder(plan: Plan, out: str) -> Path:
     return folder
 
 
-def free_folder(pipeline, plan: Plan) -> Path:
+def free_folder(plan: Plan, records: dict[Job, dict]) -> Path:
     """The first of drawn, drawn-2, drawn-3 … where the plan replaces no other picture."""
-    records = {plan.file(*job): plan.record(pipeline, *job) for job in plan.jobs()}
+    files = {plan.file(*job): record for job, record in records.items()}
     folders = (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))
     return next(
         one
         for one in folders
-        if all(_is_drawn(one / name, said, False) for name, said in records.items() if (one / name).exists())
+        if all(_is_drawn(one / name, said, False) for name, said in files.items() if (one / name).exists())
     )
 
 
@@ -136,17 +135,16 @@ def _is_drawn(path: Path, record: dict, whole: bool = True) -> bool:
     return (read_settings(path, whole) or {}) | {SOURCE: None} == record | {SOURCE: None}
 
 
-def draw_plan(pipeline, plan: Plan, out: Path, *, batch_size: int, world) -> None:
+def draw_plan(pipeline, plan: Plan, records: dict[Job, dict], out: Path, *, batch_size: int, world) -> None:
     """Draw this rank's share of the pictures that are not there yet. Raises OutputError, ConfigError."""
     from ...utils.pictures import save_png
 
-    jobs = plan.jobs()[world.rank :: world.size]
-    records = {job: plan.record(pipeline, *job) for job in jobs}
-    for folder in {(out / plan.file(*job)).parent for job in plan.jobs()}:
+    for folder in {(out / plan.file(*job)).parent for job in records}:
         make_output_dir(folder)
-    todo = {job for job in jobs if not _is_drawn(out / plan.file(*job), records[job])}
-    if len(todo) < len(jobs):
-        get_logger().info("%d of %d pictures are there already", len(jobs) - len(todo), len(jobs))
+    records = dict([*records.items()][world.rank :: world.size])
+    todo = {job for job, record in records.items() if not _is_drawn(out / plan.file(*job), record)}
+    if len(todo) < len(records):
+        get_logger().info("%d of %d pictures are there already", len(records) - len(todo), len(records))
     # The batches of all pictures and not of those to do: its batch may change the last bit of a picture.
     batches = [one for one in batches_of(plan, records, batch_size) if not todo.isdisjoint(one)]
     total = sum(len(one) * plan.drawing_at(one[0][0]).num_passes() for one in batches)
@@ -198,9 +196,8 @@ def batches_of(plan: Plan, records: dict[Job, dict], batch_size: int) -> Iterato
     return batches_alike(records, alike, 1 if plan.place else batch_size)
 
 
-def estimate(pipeline, plan: Plan, batch_size: int) -> str:
+def estimate(pipeline, plan: Plan, records: dict[Job, dict], batch_size: int) -> str:
     """How long all pictures take on this machine, in words, from a first batch; an unguided step has half the work."""
-    records = {job: plan.record(pipeline, *job) for job in plan.jobs()}
     batches = list(batches_of(plan, records, batch_size))
     began = time.perf_counter()
     _draw_batch(pipeline, plan, [records[job] for job in batches[0]], batches[0][0][0])
@@ -224,15 +221,12 @@ def texts_of(record: dict, source: dict) -> dict[str, str]:
     return {SETTINGS_CHUNK: own, INFOTEXT_CHUNK: infotext(record, name, sha256)}
 
 
-def write_summary(pipeline, plan: Plan, out: Path, columns: int) -> None:
+def write_summary(plan: Plan, records: dict[Job, dict], out: Path, columns: int) -> None:
     """pictures.jsonl, and sheets of the first prompts: one for each guidance scale, or one for each prompt."""
-
-    lines = [
-        json.dumps({"file": plan.file(*job), **plan.record(pipeline, *job)}, ensure_ascii=False) for job in plan.jobs()
-    ]
+    lines = [json.dumps({"file": plan.file(*job), **one}, ensure_ascii=False) for job, one in records.items()]
     write_text(out / "pictures.jsonl", "".join(line + "\n" for line in lines))
     written = _write_grids(plan, out) if plan.labelled else _write_prompt_sheets(plan, out, columns)
-    known = {out / plan.file(*job) for job in plan.jobs()}
+    known = {out / plan.file(*job) for job in records}
     folders = {path.parent for path in known}
     if others := [path for folder in folders for path in folder.glob("*-[0-9][0-9].png") if path not in known]:
         get_logger().warning("%d pictures of other commands are in %s too, and not in pictures.jsonl", len(others), out)
@@ -273,7 +267,9 @@ def _pictures(plan: Plan, out: Path, values: tuple, number: int) -> list[np.ndar
 
 def describe_source(model: str, offline: bool, **told) -> dict:
     """Where a model comes from, as its pictures say it, and the SHA-256 of its weights, by which others know it."""
-    sha256 = model_sha256(locate_model(model, offline))
+    from ...weights.source import open_model
+
+    sha256 = model_sha256(open_model(model, offline).path)
     return {"model": model, "sha256": sha256, **{name: value for name, value in told.items() if value}}
 
 

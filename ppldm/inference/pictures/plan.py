@@ -98,21 +98,19 @@ class Plan:
         given = {name: getattr(self, name) for name in ("control", "image", "mask")}
         return {name: f"{zlib.crc32(one.tobytes()):08x}" for name, one in given.items() if one is not None}
 
-    def texts(self, values: tuple, number: int, index: int) -> dict[str, str]:
-        """Prompt and negative prompt of a picture, with choices from the wildcards."""
-        request, seed = self.requests[number], self.seed_of(values, number)
-        texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
-        return {name: self.wildcards.resolve(text, seed, index) if self.wildcards else text
-                for name, text in texts.items()}  # fmt: skip
+    def records(self, pipeline) -> dict[Job, dict]:
+        """Everything that decides each picture."""
+        return {job: self._record(pipeline, *job) for job in self.jobs()}
 
-    def record(self, pipeline, values: tuple, number: int, index: int) -> dict:
-        """Everything that decides a picture."""
+    def _record(self, pipeline, values: tuple, number: int, index: int) -> dict:
         request, seed = self.requests[number], self.seed_of(values, number)
         height, width = self.size(pipeline.resolution)
         led: dict = self.digests()
         if self.control is not None:
             led["control_scale"] = self.control_scale
-        said = self.texts(values, number, index)
+        said = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        if self.wildcards:
+            said = {name: self.wildcards.resolve(text, seed, index) for name, text in said.items()}
         return led | {
             **said,
             **({"template": request.prompt} if said["prompt"] != request.prompt else {}),

@@ -131,7 +131,7 @@ class Painter:
     def draw(self, job: Job, tell: Callable) -> Iterator[bytes]:
         """The job's pictures as PNG, a batch at a time. Raises PpldmError."""
         plan, model = job.plan, self.models[job.settings["model"]]
-        records = {one: plan.record(model, *one) for one in plan.jobs()}
+        records = plan.records(model)
         batches = list(batches_of(plan, records, BATCH_SIZE))
         preview, shown, done = self.previews[job.settings["model"]], 0.0, 0
 

@@ -157,15 +157,15 @@ def read_start(model: str) -> Start:
     from ...networks.configs import is_ldmbert
     from ...utils.files import read_json
     from ...weights.components import ComponentWeights, Weights
-    from ...weights.configs import PUBLISHED_SCHEDULE, read_folder_config, read_scheduler
-    from ...weights.fetch import check_name, locate_model
+    from ...weights.configs import PUBLISHED_SCHEDULE, read_scheduler
     from ...weights.folders import COMPONENT_FOLDERS
+    from ...weights.source import open_model
     from ...weights.write import metadata_of
 
-    check_name(model)
-    folder = Path(locate_model(model))
+    source = open_model(model)
+    folder = source.path
     scheduler = folder / "scheduler" / "scheduler_config.json"
-    configs = {kind: folder.is_dir() and read_folder_config(kind, str(folder)) for kind in COMPONENT_FOLDERS}
+    configs = {kind: source.config(kind) for kind in COMPONENT_FOLDERS}
     if not all(configs.values()) or not scheduler.is_file():
         raise ConfigError(f"--base {model} is not a whole pipeline; make one of it with `ppldm export`")
     components = {kind: ComponentWeights(config, {}, str(folder)) for kind, config in configs.items()}

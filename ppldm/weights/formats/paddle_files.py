@@ -1,9 +1,8 @@
 """What paddle.save writes: state dicts of weights (.pdparams), and nested ones of optimizers and schedules (.pdopt).
 
 Three layouts: arrays by name; tensors as (generated name, array); and arrays by name with
-`StructuredToParameterName@@`, a table of the generated names. bfloat16 is stored as uint16. Under protocols 2 and 3
-arrays of 1 GiB and more are cut, and `UnpackBigParamInfor@@` says how to join them. `write_tree` writes the last
-layout, the second where tensors are nested, without the two further copies of all tensors that paddle.save keeps.
+`StructuredToParameterName@@`, a table of the generated names. bfloat16 is stored as uint16. `write_tree` writes the
+last layout, the second where tensors are nested, without the two further copies that paddle.save keeps.
 """
 
 import math
@@ -16,7 +15,7 @@ from ..components import widen_bfloat16
 from .pickles import INERT, LongText, Malformed, Record, Refused, is_size, load, mapped, ordered_dict, same_tuple, take
 
 NAME_TABLE = "StructuredToParameterName@@"
-_SLICES = "UnpackBigParamInfor@@"
+_SLICES = "UnpackBigParamInfor@@"  # of arrays of 1 GiB and more, under protocols 2 and 3
 _DEEPEST = 16  # dicts and lists in one another
 # The numeric types that arrays of weights may have: numpy's names in pickles.
 _DTYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1")
@@ -26,29 +25,20 @@ _MOST_DIMENSIONS = 32  # numpy's own limit
 def read_pdparams(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
     """Name to array, of those `wanted`, of a state dict of paddle.save; bfloat16 becomes float32. Raises ModelError."""
     with mapped(path, "Paddle") as data:
-        tree = _parse(data)
-        slices = _slices(tree)
-        cut = {part for parts, _ in slices.values() for part in parts}
         arrays = {}
         read = cache(lambda array: _widened(array.read()))  # once, whatever its names
-        for name, value in tree.items():
+        for name, value in _parse(data).items():
             if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
                 value = value[1]  # of a tensor with its generated name
-            if isinstance(name, str) and isinstance(value, _Array) and name not in cut and wanted(name):
+            if isinstance(name, str) and isinstance(value, _Array) and wanted(name):
                 arrays[name] = read(value)
-        for name, (parts, shape) in slices.items():
-            if wanted(name):
-                arrays[name] = _widened(_join([tree[part] for part in parts], shape))
         return arrays
 
 
 def read_tree(path) -> dict:
     """A nested dict that paddle.save wrote, its tensors as arrays or (generated name, array). Raises ModelError."""
     with mapped(path, "Paddle") as data:
-        tree = _parse(data)
-        if _SLICES in tree:
-            raise Malformed("arrays in slices, which no checkpoint has")
-        return _read_all(tree, {}, _DEEPEST)
+        return _read_all(_parse(data), {}, _DEEPEST)
 
 
 def write_tree(path, tree: dict) -> None:
@@ -86,43 +76,13 @@ def _parse(data: memoryview) -> dict:
     tree, _ = load(data, 0, _NAMES)
     if not isinstance(tree, dict):
         raise Malformed("not a dict of tensors")
+    if _SLICES in tree:
+        raise Malformed("arrays in slices of 1 GiB, which no network here has")
     return tree
 
 
 def _widened(array: np.ndarray) -> np.ndarray:
     return widen_bfloat16(array) if array.dtype == np.uint16 else array
-
-
-def _slices(tree: dict) -> dict[str, tuple[list[str], tuple]]:
-    """(names of its slices, shape) of each array that is cut. None may serve twice: memory is bound by the file."""
-    found, used = {}, set()
-    table = tree.get(_SLICES, {})
-    if not isinstance(table, dict):
-        raise Malformed(f"{_SLICES} is not a dict")
-    for name, info in table.items():
-        parts, shape = (info.get(key) for key in ("slices", "OriginShape")) if isinstance(info, dict) else (None, None)
-        if not isinstance(parts, list) or not isinstance(shape, (tuple, list)) or not parts:
-            raise Malformed(f"{_SLICES} of no known form")
-        for part in parts:
-            if not isinstance(part, str) or part in used or not isinstance(tree.get(part), _Array):
-                raise Malformed(f"{_SLICES} names a slice that is not there, or twice")
-            used.add(part)
-        if not isinstance(name, str) or not all(isinstance(side, int) and side >= 0 for side in shape):
-            raise Malformed(f"{_SLICES} of no known form")
-        found[name] = parts, tuple(shape)
-    return found
-
-
-def _join(slices: list["_Array"], shape: tuple) -> np.ndarray:
-    """The array of its slices, each read and put into its place."""
-    if len({one.dtype for one in slices}) != 1 or sum(math.prod(one.shape) for one in slices) != math.prod(shape):
-        raise Malformed(f"{_SLICES}: the slices do not make an array of shape {list(shape)}")
-    flat, start = np.empty(math.prod(shape), dtype=slices[0].dtype.newbyteorder("=")), 0
-    for one in slices:
-        values = one.read().reshape(-1)
-        flat[start : start + values.size] = values
-        start += values.size
-    return flat.reshape(shape)
 
 
 def _read_all(value, seen: dict, deeper: int):

@@ -85,27 +85,20 @@ class StoredTensor(Record):
 
 @dataclass(frozen=True)
 class _Storage(Record):
-    """A storage class of torch by name; only its dtype matters."""
+    """A storage of the file; without a `key` a class of torch, of which only the dtype matters."""
 
     dtype: str
-
-
-@dataclass(frozen=True)
-class _Stored(Record):
-    """A storage of the file."""
-
-    dtype: str
-    key: str
+    key: str = ""
 
 
 def _rebuild_tensor(*args) -> StoredTensor:
-    storage, offset, shape, strides = take(args, _Stored, int, tuple, tuple)
+    storage, offset, shape, strides = take(args, _Storage, int, tuple, tuple)
     if len(shape) != len(strides) or len(shape) > _LONGEST_LIST or not all(map(is_size, (offset, *shape, *strides))):
         raise Malformed("a tensor with a shape or strides that no tensor has")
     return StoredTensor(storage.dtype, storage.key, offset, shape, strides)
 
 
-def _find_storage(pid) -> _Stored:
+def _find_storage(pid) -> _Storage:
     # Before PyTorch 1.6 it had a sixth entry, for views of a storage, which no state dict has had since 0.4.
     if isinstance(pid, tuple) and len(pid) == 6 and pid[5] is None:
         pid = pid[:5]
@@ -113,7 +106,7 @@ def _find_storage(pid) -> _Stored:
         raise Refused("a persistent object that is not a storage")
     if not isinstance(pid[2], (str, int)):
         raise Malformed("a storage without a name")
-    return _Stored(pid[1].dtype, str(pid[2]))
+    return _Storage(pid[1].dtype, str(pid[2]))
 
 
 _NAMES = {
@@ -176,9 +169,9 @@ def _open(path: Path, data: memoryview):
 def _open_older(data: memoryview):
     """The same of a file from before PyTorch 1.6, behind its first number: pickles of a version, of the machine, of the
     state dict and of the storages' names, then for each of these the number of its values, 8 bytes, and the values."""
-    stored: dict[str, _Stored] = {}
+    stored: dict[str, _Storage] = {}
 
-    def find(pid) -> _Stored:
+    def find(pid) -> _Storage:
         one = _find_storage(pid)
         return stored.setdefault(one.key, one)
 

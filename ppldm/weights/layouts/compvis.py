@@ -312,9 +312,9 @@ def _require(holds: bool, what: str) -> None:
         raise ModelError(f"CompVis' classes cannot build this model: {what}; export it to diffusers or ppdiffusers")
 
 
-def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | None, str | None, bool]) -> Weights:
-    """The components `kinds` of a single file, without a tokenizer; the other arguments are those of `read_weights`.
-    asked: `given`, `assumed` and `zero_snr` of `single_file.read_schedule`. Raises ModelError."""
+def read_compvis(model, kinds) -> Weights:
+    """The components `kinds` of a single file, a `source.ModelSource`, without a tokenizer. Raises ModelError."""
+    path, ema = model.path, model.ema
     kinds = [kind for kind in kinds if kind in PREFIXES]
     wanted = tuple(PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
     names = read_names(path)
@@ -330,7 +330,7 @@ def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | Non
             raise ModelError(f"{path} holds only averaged weights of its UNet; take them: --ema (--load_ema)")
         own = {name.removeprefix(_AVERAGES): array for name, array in state_dict.items() if name.startswith(_AVERAGES)}
         state_dict |= {PREFIXES["unet"] + _with_dots(name): array for name, array in own.items()}
-    described, has_clip = _described(path, yaml_file, names), single_file.has_clip(names)
+    described, has_clip = _described(path, model.config_file, names), single_file.has_clip(names)
     source, configs, schedule = described or (path, single_file.configs_by_shapes(state_dict, path), PUBLISHED_SCHEDULE)
     if described and has_clip and "text_encoder" in kinds:
         configs["text_encoder"] = single_file.configs_by_shapes(state_dict, path)["text_encoder"]
@@ -338,7 +338,7 @@ def read_compvis(path: Path, kinds, yaml_file, ema: bool, asked: tuple[str | Non
     if unet := "unet" in kinds and configs.get("unet"):
         second = not described and unet.get("use_linear_projection", False)
         of_yaml = isinstance(source, Path) and bool(described)
-        schedule = single_file.read_schedule(path, state_dict, names, schedule, of_yaml, *asked, second)
+        schedule = single_file.read_schedule(model, state_dict, names, schedule, of_yaml, second)
         if second and schedule["prediction_type"] == "v_prediction":
             unet["sample_size"] = single_file.V_SIDE
         check_schedule(schedule, source)

@@ -13,8 +13,7 @@ from ...utils.errors import ConfigError, ModelError
 from ...utils.files import read_json_object
 from ..components import ComponentWeights, Weights
 from ..configs import PUBLISHED_SCHEDULE, complete_config, read_config, read_scheduler
-from ..fetch import locate_model
-from ..folders import NOT_TEXT_TO_IMAGE, RUN_FILE, find_component, is_checkpoint, is_tokenizer
+from ..folders import NOT_TEXT_TO_IMAGE, RUN_FILE, find_component, is_tokenizer
 from ..formats.files import require_few_layers
 from ..model_file import LDM
 from ..names import Unmapped, rename
@@ -22,17 +21,14 @@ from ..names import Unmapped, rename
 _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 
 
-def read_older_checkpoint(
-    path: Path, arrays: dict[str, dict], config_file, read_weights: Callable, read_component: Callable
-) -> Weights:
-    """The components with these `arrays`; readers are those of `read`, for what its flags name. Raises ModelError."""
+def read_older_checkpoint(path: Path, arrays: dict[str, dict], config_file, open_model: Callable) -> Weights:
+    """The components with these `arrays`. open_model: of `source`, for what its flags name. Raises ModelError."""
     arguments = _run_arguments(path)
     begun, exported = {}, path.parent / _PIPELINE / "scheduler" / "scheduler_config.json"
     if arguments.starts_from_pipeline and exported.is_file():
         begun = read_scheduler(exported)
     elif arguments.starts_from_pipeline:
-        start = _find(arguments.model_name_or_path, "vae", path)
-        begun = read_weights(start, ("vae",), arguments.original_config_file).scheduler
+        begun = _open(arguments.model_name_or_path, "vae", path, arguments, open_model).read(("vae",)).scheduler
     weights = Weights(scheduler=PUBLISHED_SCHEDULE | begun)
     for name in ("prediction_type", "rescale_betas_zero_snr"):
         weights.scheduler[name] = getattr(arguments, name)
@@ -40,7 +36,7 @@ def read_older_checkpoint(
         if kind == "vae" and config_file:
             config = complete_config(kind, read_json_object(config_file, ModelError), config_file)
         else:
-            config = _run_config(kind, arguments, path, own, read_component)
+            config = _run_config(kind, arguments, path, own, open_model)
         if kind == "text_encoder" and "model.embed_tokens.weight" in own:
             # The tokenizer's sizes replaced the config's.
             config["vocab_size"] = len(own["model.embed_tokens.weight"])
@@ -76,25 +72,26 @@ def _run_arguments(checkpoint: Path):
     return settings(**{key: value for key, value in run["ModelArguments"].items() if key in known})
 
 
-def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, read_component: Callable) -> dict:
+def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, open_model: Callable) -> dict:
     """The config with which a run built a component: that of the pipeline it exported, else what its flags name."""
     exported = find_component(checkpoint.parent / _PIPELINE, kind)
     if exported:
         return read_config(kind, exported)
-    if arguments.starts_from_pipeline:
-        start = _find(arguments.model_name_or_path, kind, checkpoint)
-        if start.is_dir() and not is_checkpoint(start) and (folder := find_component(start, kind)):
-            return read_config(kind, folder)
-        return read_component(kind, start, arguments.original_config_file).config
-    names = arguments.component_names()
-    if names[kind]:
-        found = _find(names[kind], kind, checkpoint)
-        component = read_component(kind, found, arguments.original_config_file)
+    is_whole = arguments.starts_from_pipeline
+    if name := arguments.model_name_or_path if is_whole else arguments.name_of(kind):
+        found = _open(name, kind, checkpoint, arguments, open_model)
+        if is_whole and (config := found.config(kind)):
+            return config
+        component = found.component(kind)
         theirs = component.arrays
-        if kind == "vae" and not (
-            theirs.keys() == arrays.keys() and all(np.array_equal(theirs[name], arrays[name]) for name in arrays)
+        if (
+            kind == "vae"
+            and not is_whole
+            and not (
+                theirs.keys() == arrays.keys() and all(np.array_equal(theirs[name], arrays[name]) for name in arrays)
+            )
         ):
-            raise ModelError(f"{found} is not the VAE that {checkpoint} was trained with; {_REMEDY}")
+            raise ModelError(f"{found.path} is not the VAE that {checkpoint} was trained with; {_REMEDY}")
         return component.config
     file = arguments.file_of(kind)
     try:
@@ -109,10 +106,10 @@ _REMEDY = (
 )
 
 
-def _find(name: str, kind: str, checkpoint: Path) -> Path:
-    """The folder or file of a run's flag, here or in the cache of names. Raises ModelError."""
+def _open(name: str, kind: str, checkpoint: Path, arguments, open_model: Callable):
+    """The model of a run's flag, here or in the cache of names. Raises ModelError."""
     try:
-        return locate_model(name, True, (kind,))
+        return open_model(name, True, (kind,), config_file=arguments.original_config_file)
     except ModelError as error:
         raise _not_found(checkpoint, kind, name) from error
 

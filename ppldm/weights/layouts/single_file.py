@@ -93,12 +93,11 @@ def configs_by_shapes(arrays: Mapping[str, np.ndarray], source) -> dict[str, dic
 
 
 def read_schedule(
-    path, arrays: Mapping[str, np.ndarray], names: Iterable[str], schedule: dict, described: bool,
-    given: str | None, assumed: str | None, zero_snr: bool, second: bool,
-) -> dict:  # fmt: skip
-    """The noise schedule of a single file, and its prediction. schedule: that of its YAML file where it is `described`,
-    else the published one. given: the prediction, whatever the file says; assumed: of one that says nothing, which a
-    2.x (`second`) needs. zero_snr: it ends in pure noise, whatever the file says. Raises ModelError."""
+    model, arrays: Mapping[str, np.ndarray], names: Iterable[str], schedule: dict, described: bool, second: bool
+) -> dict:
+    """The noise schedule of a single file, a `source.ModelSource`, and its prediction, which a 2.x (`second`) must say.
+    schedule: that of its YAML file where it is `described`, else the published one. Raises ModelError."""
+    path, given, assumed = model.path, model.prediction_type, model.assumed_prediction
     if given and given not in _SAID:
         raise ModelError(f"--prediction-type {given} of {path} must be epsilon or v_prediction")
     if odd := next((name for name in sorted(names) if name.startswith(_EDM_KEYS)), None):
@@ -115,7 +114,7 @@ def read_schedule(
             f"{path} is a Stable Diffusion 2.x and does not say what it predicts; add --prediction-type v_prediction "
             "(2.0 and 2.1 for 768 pixels) or epsilon (2-base, 2.1-base and 2-inpainting)"
         )
-    zero = {"rescale_betas_zero_snr": True} if marks or zero_snr else {}
+    zero = {"rescale_betas_zero_snr": True} if marks or model.zero_snr else {}
     return {**schedule, **zero, "prediction_type": told or "epsilon"}
 
 

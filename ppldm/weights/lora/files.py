@@ -19,19 +19,17 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from safetensors.numpy import save
 
 from ...config.network_files import CONFIG_DIR
-from ...utils.errors import ConfigError, ModelError
+from ...utils.errors import ModelError
 from ...utils.files import atomic_write, parse_json_object, read_json_object
 from ..components import cast, require_finite, turn_linear
 from ..formats.files import is_pytorch, read_arrays, read_metadata
 from ..names import Unmapped, rename, unet_names
 
-FORMS = ("diffusers", "kohya")
 COMPONENTS = ("unet", "text_encoder", "transformer", "prior")
 KOHYA_PREFIXES = {"unet": "lora_unet_", "text_encoder": "lora_te_"}
 _THEIR_PREFIXES = {"lora_unet_": "unet", "lora_te_": "text_encoder", "lora_te1_": "text_encoder"}
@@ -123,14 +121,12 @@ class Lora:
 
     def cast(self, dtype: str) -> "Lora":
         """The same with arrays of that dtype."""
-        components = {
-            component: {
-                layer: replace(pair, **cast({"down": pair.down, "up": pair.up}, dtype))
-                for layer, pair in layers.items()
-            }
-            for component, layers in self.components.items()
-        }
-        return replace(self, components=components)
+
+        def one(pair: LoraPair) -> LoraPair:
+            return replace(pair, **cast({"down": pair.down, "up": pair.up}, dtype))
+
+        found = self.components.items()
+        return replace(self, components={name: {k: one(pair) for k, pair in own.items()} for name, own in found})
 
 
 def read_lora(path, unet: dict | None = None) -> Lora:
@@ -182,9 +178,7 @@ def find_lora(path) -> Path:
 
 def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
     """Write the pairs to `path`, or to LORA_FILE in it where it does not end in .safetensors; which file is returned.
-    Raises ConfigError for another form, and ModelError for a layer that the form has no name for."""
-    if form not in FORMS:
-        raise ConfigError(f"the form {form} of a LoRA file is not one of {', '.join(FORMS)}")
+    `form`: diffusers or kohya. Raises ModelError for a layer that it has no name for."""
     path = Path(path)
     path = path if path.suffix == ".safetensors" else path / LORA_FILE
     arrays = {}
@@ -246,44 +240,25 @@ def _without_alpha(pair: LoraPair, rank: int) -> tuple[np.ndarray, np.ndarray]:
 def _kohya_metadata(lora: Lora) -> dict[str, str]:
     """What tools of kohya's form show: one rank and alpha, or "Dynamic" where layers differ."""
 
-    def one(values: set) -> str:
-        return f"{values.pop():g}" if len(values) == 1 else "Dynamic"
-
     pairs = [pair for layers in lora.components.values() for pair in layers.values()]
-    return {
-        "ss_network_module": "networks.lora",
-        "ss_network_dim": one({pair.rank for pair in pairs}),
-        "ss_network_alpha": one({pair.alpha for pair in pairs}),
-    }
+    said = zip(KOHYA_SAID, ({pair.rank for pair in pairs}, {pair.alpha for pair in pairs}), strict=True)
+    numbers = {name: f"{values.pop():g}" if len(values) == 1 else "Dynamic" for name, values in said}
+    return {"ss_network_module": "networks.lora", **numbers}
 
 
-class Key(NamedTuple):
-    """What one key names. array: "down", "up" or "alpha"."""
-
-    component: str
-    layer: str
-    array: str
-
-
-def read_key(key: str, unet: dict | None = None) -> Key | None:
-    """What `key` names; None where it is of no form that is known. unet: the config of the UNet whose blocks CompVis'
-    numbers count; by default Stable Diffusion's, of any version."""
-    if len(key) > LONGEST_NAME:
+def read_key(key: str, unet: dict | None = None) -> tuple[str, str, str] | None:
+    """(component, layer, "down", "up" or "alpha") of a key; None where it is of no form that is known. unet: the config
+    of the UNet whose blocks CompVis' numbers count; by default Stable Diffusion's, of any version."""
+    found = _ARRAY.fullmatch(key) or _ALPHA.fullmatch(key) if len(key) <= LONGEST_NAME else None
+    if not found:
         return None
-    if found := _ARRAY.fullmatch(key):
-        name, array = found[1], "down" if found[2] in ("A", "down") else "up"
-    elif found := _ALPHA.fullmatch(key):
-        name, array = found[1], "alpha"
-    else:
-        return None
-    for prefix, component in _THEIR_PREFIXES.items():
-        if name.startswith(prefix):
-            layer = _diffusers_name(".".join(_WORD.findall(name.removeprefix(prefix))), unet)
-            return Key(component, layer, array) if layer else None
-    if found := _COMFY.match(name):
-        component, layer = "unet" if "diffusion_model" in found[0] else "text_encoder", name[found.end() :]
+    name, array = found[1], "alpha" if found.re is _ALPHA else "down" if found[2] in ("A", "down") else "up"
+    theirs, comfy = next((one for one in _THEIR_PREFIXES if name.startswith(one)), None), _COMFY.match(name)
+    if theirs or comfy:
+        component = _THEIR_PREFIXES[theirs] if theirs else "unet" if "diffusion_model" in comfy[0] else "text_encoder"
+        layer = ".".join(_WORD.findall(name.removeprefix(theirs))) if theirs else name[comfy.end() :]
         named = _diffusers_name(layer, unet)
-        return Key(component, named, array) if named else None
+        return (component, named, array) if named else None
     component, _, layer = name.removeprefix(PEFT_PREFIX).partition(".")
     if component not in COMPONENTS:
         layer = name.removeprefix(PEFT_PREFIX)
@@ -291,7 +266,7 @@ def read_key(key: str, unet: dict | None = None) -> Key | None:
     layer = layer.removeprefix(PEFT_PREFIX)
     start, dot, last = layer.replace(".processor.", ".").rpartition(".")
     old = _OLD_TEXT if component == "text_encoder" else _OLD_UNET
-    return Key(component, f"{start}{dot}{old.get(last, last)}", array) if component else None
+    return (component, f"{start}{dot}{old.get(last, last)}", array) if component else None
 
 
 def adapter_names(keys) -> set[str]:

@@ -19,7 +19,7 @@ from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ModelError
 from ppldm.weights.model_file import read_model_file
-from ppldm.weights.read import find_tokenizer, read_component, read_weights
+from ppldm.weights.source import open_model, read_component
 
 FACTOR = 0.9
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_read_with_nothing_beside_it(tiny, trained, tmp_path, mo
         train(kind, flags(tiny, start, run, max_steps=2, save_steps=2))
     alone = shutil.copytree(run / "checkpoint-2", tmp_path / "elsewhere" / "checkpoint-2")
     monkeypatch.chdir(tmp_path)
-    weights = read_weights(alone)
+    weights = open_model(alone).read()
     described = read_model_file(alone)
     assert described.family == "ldm" and described.process["prediction_type"] == "epsilon"
     assert {name: one.trained for name, one in described.components.items()} == {
@@ -109,7 +109,7 @@ def test_a_checkpoint_is_read_with_nothing_beside_it(tiny, trained, tmp_path, mo
     }  # fmt: skip
     assert weights.components["vae"].config["scaling_factor"] == FACTOR and weights.frozen == ("vae",)
     assert build_model(weights, alone).scaling_factor == FACTOR
-    assert find_tokenizer(alone) == alone / "tokenizer" == weights.tokenizer
+    assert open_model(alone).tokenizer == alone / "tokenizer" == weights.tokenizer
     model = ppldm.load(alone)
     assert (model.tokenizer.max_length, model.resolution) == (12, 32)
     assert model.generate("picture 1", num_inference_steps=2).shape == (1, 1, 32, 32, 3)
@@ -138,7 +138,7 @@ def test_damage_is_noticed(trained, tmp_path, name):
     (alone / name).write_text((alone / name).read_text().replace("1", "2", 1))
     assert verify(alone) == f"{name} has changed or is cut short"
     with pytest.raises(ModelError, match=f"{name} has changed or is cut short; choose another checkpoint"):
-        read_weights(alone)
+        open_model(alone).read()
 
 
 def test_exports_say_what_they_are(trained, tmp_path):
@@ -248,23 +248,23 @@ def test_a_checkpoint_without_model_json_is_never_filled_up(tiny, trained, tmp_p
     settings["ModelArguments"] = {flag: str(start / name) for flag, name in names.items()}
     (run / "run.json").write_text(json.dumps(settings))
     older = make_older(run / "checkpoint-2")
-    assert read_weights(older).components["vae"].config["scaling_factor"] == FACTOR  # of the exported pipeline
+    assert open_model(older).read().components["vae"].config["scaling_factor"] == FACTOR  # of the exported pipeline
     shutil.rmtree(run / "pipeline")
-    weights = read_weights(older)
+    weights = open_model(older).read()
     assert weights.components["vae"].config["scaling_factor"] == FACTOR and weights.tokenizer == start / "tokenizer"
     assert weights.components["unet"].config["attention_head_dim"] == 2
     shutil.rmtree(start / "vae")
     with pytest.raises(ModelError, match="checkpoint-2 was trained with the vae .*/start/vae, which is not found here; "
                                          ".*name the config.json of its VAE with --original_config_file"):  # fmt: skip
-        read_weights(older)
+        open_model(older).read()
     config = trained[0] / "vae" / "config.json"
-    assert read_weights(older, yaml_file=config).components["vae"].config["scaling_factor"] == FACTOR
+    assert open_model(older, config_file=config).read().components["vae"].config["scaling_factor"] == FACTOR
     make_vae(tiny, start / "vae", seed=2)
     with pytest.raises(ModelError, match="/start/vae is not the VAE that .*checkpoint-2 was trained with"):
-        read_weights(older)
+        open_model(older).read()
     (start / "unet.json").unlink()
     with pytest.raises(ModelError, match="trained with the unet .*start/unet.json, which is not found here; go to the"):
-        read_weights(older, yaml_file=config)
+        open_model(older, config_file=config).read()
 
 
 @pytest.mark.parametrize(

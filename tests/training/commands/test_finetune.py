@@ -20,7 +20,7 @@ from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, PpldmError
 from ppldm.weights.lora.files import read_lora
 from ppldm.weights.lora.merge import read_tokens
-from ppldm.weights.read import read_component
+from ppldm.weights.source import read_component
 from ppldm.weights.write import write_weights
 
 

@@ -123,7 +123,6 @@ def program(rng) -> bytes:
 def sound_files() -> list[bytes]:
     """Pickles that are read: of every protocol, and of torch."""
     values = OrderedDict(w=np.ones((2, 3), "f4"), b=("b_0", np.arange(4)), n={"last_lr": np.float64(0.1), "k": [1, 2]})
-    values["UnpackBigParamInfor@@"] = {"c": {"OriginShape": (6,), "slices": ["w"]}}
     found = [pickle.dumps(values, protocol=protocol) for protocol in (2, 3, 4, 5)]
     buffer = io.BytesIO()
     write_torch(buffer, {"w": np.ones((2, 3), "f4"), "v": np.ones(2, "f2")}, {"global_step": 3})

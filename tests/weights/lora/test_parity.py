@@ -21,7 +21,7 @@ from ppldm.weights.components import Weights, to_torch_config, turn_linear  # no
 from ppldm.weights.fill import fill_component  # noqa: E402
 from ppldm.weights.lora.files import read_lora, write_lora  # noqa: E402
 from ppldm.weights.lora.merge import merge_lora  # noqa: E402
-from ppldm.weights.read import read_component  # noqa: E402
+from ppldm.weights.source import read_component  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,296 @@
+"""A model, whatever form it has: recognised once, by `open_model`, it travels as an object that knows what it is.
+
+    FOLDER        of a pipeline, written by ppldm, ppdiffusers, diffusers, or the older training scripts; or of one
+                  component
+    FILE          CompVis' .ckpt, with its YAML file; also by the folder that `ppldm export --to compvis` wrote; Stable
+                  Diffusion 1.x or 2.x, .safetensors or .ckpt, with or without a YAML file; a network as published
+    CHECKPOINT    checkpoint-<step>/ of a ppldm run: its model.json and tokenizer/ say what it is; older ones: `older`
+
+No pickle is run. What only some of these forms need is imported where one is read.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ..diffusion.drawing import kept_of
+from ..families.base import get_family
+from ..networks.configs import LABELS, is_ldmbert
+from ..utils.checksums import checksum_file
+from ..utils.errors import ModelError
+from ..utils.files import read_json_object
+from .components import ComponentWeights, Weights
+from .configs import CONFIG_FILES, PUBLISHED_SCHEDULE, check_schedule, read_config, read_scheduler
+from .fetch import locate_model, packaged_or
+from .folders import (
+    CHECKPOINT,
+    CHECKPOINT_AVERAGE,
+    CHECKPOINT_WEIGHTS,
+    COMPONENT_FOLDERS,
+    FILE,
+    FOLDER,
+    FOLDERS,
+    FURTHER_FOLDERS,
+    NOT_TEXT_TO_IMAGE,
+    find_component,
+    is_tokenizer,
+    recognise,
+    whole_model,
+)
+from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
+from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
+
+# What diffusers called the layers of the VAE's attention before 0.17.
+_OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
+_UNUSED = "caption_projection.y_embedding"  # of a DiT: random numbers
+# Of a whole CLIP, which encodes captions and pictures.
+_PARTS_OF_CLIP = {
+    "text_encoder": ("text_model.",), "projected_text_encoder": ("text_model.", "text_projection."),
+    "image_encoder": ("vision_model.", "visual_projection."),
+}  # fmt: skip
+_TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
+
+
+def open_model(name_or_path, offline: bool = False, kinds=tuple(COMPONENT_FOLDERS), **told) -> "ModelSource":
+    """The model of a place or a name, downloaded where it is missing. `kinds`: the components that are wanted of it;
+    `told`: what it is read by, as `ModelSource` has it. Raises ModelError."""
+    return ModelSource(*recognise(locate_model(name_or_path, offline, kinds)), **told)
+
+
+def read_component(kind: str, name_or_path, offline: bool = False, **told) -> ComponentWeights:
+    """One component of `open_model`: of its own folder or file, a pipeline's, a checkpoint, or a .ckpt."""
+    return open_model(name_or_path, offline, (kind,), **told).component(kind)
+
+
+def config_here(kind: str, name: str) -> dict | None:
+    """The config of a component, where a folder that is here is or holds it; None of others. Raises ModelError."""
+    return ModelSource(*recognise(Path(packaged_or(name)).expanduser())).config(kind)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that is here. config_file: of a .ckpt its YAML file, by default the one beside it, else what its shapes
+    say; of a network as published its config; of a checkpoint without model.json config.json of its VAE. ema: the
+    averaged weights. prediction_type: of a single file, whatever it says; assumed_prediction: of one that must say it
+    and does not. zero_snr: the last timestep is pure noise, whether or not the model says so."""
+
+    path: Path
+    form: str
+    config_file: Path | str | None = None
+    ema: bool = False
+    prediction_type: str | None = None
+    assumed_prediction: str | None = None
+    zero_snr: bool = False
+
+    @cached_property
+    def described(self):
+        """The ModelDescription of a checkpoint; None of older ones and of other forms. Raises ModelError."""
+        return read_model_file(self.path) if self.form == CHECKPOINT and has_model_file(self.path) else None
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """The folder of its tokenizer, in or beside it, or of the package for a file with a CLIP; None without one."""
+        if self.form == CHECKPOINT and not self.described:
+            from .layouts.older import find_older_tokenizer
+
+            return find_older_tokenizer(self.path)
+        own = (self.path / TOKENIZER_FOLDER, self.path, self.path.parent / TOKENIZER_FOLDER)
+        found = next((folder for folder in own if is_tokenizer(folder)), None)
+        if found or self.form != FILE or self.path.suffix not in _TORCH_SUFFIXES:
+            return found
+        from ..config.clip_vocabulary import vocabulary_folder
+        from .layouts.single_file import has_clip, is_open_clip
+
+        names = read_names(self.path)
+        return vocabulary_folder("open-clip" if is_open_clip(names) else "clip") if has_clip(names) else None
+
+    def config(self, kind: str) -> dict | None:
+        """The completed config of a component; None where it follows from weights alone. Raises ModelError."""
+        if self.described:
+            component = self.described.components.get(kind)
+            return component.config if component else None
+        folder = find_component(self.path, kind) or self.path
+        return read_config(kind, folder) if any((folder / file).is_file() for file in CONFIG_FILES) else None
+
+    def read(self, kinds=tuple(FOLDERS)) -> Weights:
+        """The components `kinds`, of those that are there. Raises ModelError."""
+        path = self.path
+        if self.form == FILE:
+            if path.suffix not in _TORCH_SUFFIXES:
+                raise ModelError(
+                    f"{path} is not a model: give a folder of a pipeline or a checkpoint, or a single file"
+                )
+            from .layouts.compvis import read_compvis
+
+            weights = read_compvis(self, kinds)
+            weights.tokenizer = self.tokenizer
+            return weights
+        if self.prediction_type:
+            raise ModelError(
+                f"--prediction-type is for a single file, and {path} says itself what it predicts; omit it"
+            )
+        weights = self._read_checkpoint(kinds) if self.form == CHECKPOINT else self._read_pipeline(kinds)
+        if self.zero_snr:
+            weights.scheduler = {**weights.scheduler, "rescale_betas_zero_snr": True}
+            check_schedule(PUBLISHED_SCHEDULE | weights.scheduler, path)
+        return weights
+
+    def component(self, kind: str) -> ComponentWeights:
+        """One component. Raises ModelError."""
+        is_further, path = kind in FURTHER_FOLDERS, self.path
+        folder = find_component(path, kind) if self.form == FOLDER else None
+        if is_further or folder:
+            self._refuse_average()
+        if self.form == FOLDER:
+            return _read_checked(kind, folder) if folder else _read_component_folder(kind, path)
+        if self.form == FILE and (is_further or kind == TRANSFORMER):
+            from .layouts.published import read_published
+
+            return read_published(kind, path, self.config_file if is_further else None)
+        if is_further:
+            name = next((name for name, one in self._kinds().items() if one == kind), None)
+            if name is None or self.described.adapters:
+                raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
+            _, arrays = self._state((name,))
+            return ComponentWeights(self.described.components[name].config, arrays[name], str(path))
+        components = self.read((kind,)).components
+        if kind not in components:
+            raise ModelError(f"{path} holds no {kind}; give another")
+        return components[kind]
+
+    def stages(self) -> Weights | None:
+        """A prior or decoder of Stable Cascade with all that lies beside it; None where neither is there."""
+        from .layouts.published import STAGES, holds_stage
+
+        path = self.path
+        if self.form == FILE:
+            kinds = [kind for kind in STAGES if path.suffix == ".safetensors" and holds_stage(kind, path)]
+        elif self.form == CHECKPOINT:
+            kinds = [kind for kind in self._kinds().values() if kind in FURTHER_FOLDERS]
+        else:
+            kinds = [kind for kind in FURTHER_FOLDERS if find_component(path, kind)]
+        if not set(STAGES).intersection(kinds):
+            return None
+        said = _said(path, "manifest.json" if self.form == CHECKPOINT else "ppldm.json")
+        said = {**said.get("identity", {}), **said}
+        metadata = {key: value for key, value in said.items() if not isinstance(value, (dict, list))}
+        process = dict(self.described and self.described.process or {})
+        tokenizer = None if self.form == FILE else self.tokenizer
+        return Weights({kind: self.component(kind) for kind in kinds}, process, tokenizer, metadata)
+
+    def _kinds(self) -> dict[str, str | None]:
+        """The kind of each component that a checkpoint describes, by name."""
+        found = self.described
+        return {name: kind_of(get_family(found.family), name) for name in found.components} if found else {}
+
+    def _refuse_average(self) -> None:
+        if self.ema and self.form != CHECKPOINT:
+            raise ModelError(f"{self.path} has one set of weights; averaged ones are in checkpoints and .ckpt files")
+
+    def _read_pipeline(self, kinds) -> Weights:
+        self._refuse_average()
+        folders = {kind: find_component(self.path, kind) for kind in kinds}
+        if not any(folders.values()):
+            names = " or ".join(name for kind in kinds for name in COMPONENT_FOLDERS.get(kind, ()))
+            raise ModelError(
+                f"{self.path} has no folder {names}: it is not an exported pipeline, nor a checkpoint; name one"
+            )
+        said = {name: value for name, value in _said(self.path).items() if name != "files"}
+        components = {kind: _read_checked(kind, folder) for kind, folder in folders.items() if folder}
+        stored = self.path / "scheduler" / "scheduler_config.json"
+        scheduler = PUBLISHED_SCHEDULE | (read_scheduler(stored) if stored.is_file() else {})
+        return Weights(components, scheduler, self.tokenizer, said)
+
+    def _read_checkpoint(self, kinds) -> Weights:
+        manifest, arrays = self._state(kinds)
+        arrays = {kind: own for kind, own in arrays.items() if own}
+        if not (described := self.described):
+            from .layouts.older import read_older_checkpoint
+
+            weights = read_older_checkpoint(self.path, arrays, self.config_file, open_model)
+        elif not {*whole_model(found := described.components)} <= found.keys():
+            raise ModelError(NOT_TEXT_TO_IMAGE.format(self.path))
+        elif described.adapters:
+            raise ModelError(
+                f"{self.path} holds adapters and not the model that they are for; give that, and the run's lora folder "
+                "as --lora"
+            )
+        else:
+            check_schedule(PUBLISHED_SCHEDULE | described.process, self.path / MODEL_FILE)
+            components = {
+                kind: ComponentWeights(found[kind].config, own, str(self.path)) for kind, own in arrays.items()
+            }
+            frozen = tuple(kind for kind, component in found.items() if not component.trained)
+            length = {"model_max_length": described.tokenizer["max_length"]}
+            weights = Weights(components, described.process, self.path / TOKENIZER_FOLDER, length, frozen)
+        numbers = {name: manifest[name] for name in ("global_step", "samples_seen")}
+        weights.metadata |= {**numbers, **kept_of(manifest), **manifest["identity"], "ema": self.ema}
+        return weights
+
+    def _state(self, names) -> tuple[dict, dict]:
+        """(manifest, arrays of each of the components `names`) of a checkpoint that is whole."""
+        path, manifest = self.path, read_json_object(self.path / "manifest.json", ModelError, inside=True)
+        files = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if self.ema else (CHECKPOINT_WEIGHTS,)
+        tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
+        own = (MODEL_FILE,) if has_model_file(path) else ()
+        _check_files(path, manifest.get("files", {}), (*own, *tokenizer, *files), "choose another checkpoint")
+        state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda key: key.startswith(tuple(f"{name}." for name in names)))
+        if self.ema:
+            if not (path / CHECKPOINT_AVERAGE).is_file():
+                raise ModelError(f"{path} holds no averaged weights; the run was without --use_ema")
+            state |= {key: array for key, array in read_arrays(path / CHECKPOINT_AVERAGE).items() if key in state}
+        return manifest, {
+            name: {key.removeprefix(f"{name}."): array for key, array in state.items() if key.startswith(f"{name}.")}
+            for name in names
+        }
+
+
+def _said(folder: Path, name: str = "ppldm.json") -> dict:
+    return read_json_object(folder / name, ModelError, inside=True) if (folder / name).is_file() else {}
+
+
+def _read_checked(kind: str, folder: Path) -> ComponentWeights:
+    """A component from its folder in a pipeline's, whose ppldm.json may know the files."""
+    component, known = _read_component_folder(kind, folder), _said(folder.parent).get("files")
+    names = [f"{folder.name}/{file.name}" for file in weight_files(folder)]
+    remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
+    _check_files(folder.parent, known if isinstance(known, dict) else {}, names, remedy)
+    return component
+
+
+def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
+    config = read_config(kind, folder)
+    arrays = read_component_arrays(folder)
+    if kind == "vae":
+        arrays = {_modern_vae_name(name): array for name, array in arrays.items()}
+    if (own := _PARTS_OF_CLIP.get(kind)) and not (kind == "text_encoder" and is_ldmbert(config)):
+        arrays = {name: array for name, array in arrays.items() if name.startswith(own)}
+    if kind == TRANSFORMER:
+        from .layouts.published import without_tables
+
+        arrays.pop(_UNUSED, None)
+        arrays = without_tables(arrays)
+    if "embeddings.word_embeddings.weight" in arrays:
+        from .layouts.older import modern_text_encoder
+
+        arrays = modern_text_encoder(arrays, config, folder)
+    # Position numbers, which older versions of transformers stored with the weights, are computed.
+    arrays = {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
+    return ComponentWeights(config, arrays, str(folder))
+
+
+def _modern_vae_name(name: str) -> str:
+    """The name of a VAE's parameter today, from today's or that of a diffusers before 0.17."""
+    start, found, rest = name.partition(".attentions.0.")
+    layer, dot, leaf = rest.rpartition(".")
+    return f"{start}{found}{_OLD_VAE_ATTENTION.get(layer, layer)}{dot}{leaf}" if found else name
+
+
+def _check_files(folder: Path, known: dict, names, remedy: str) -> None:
+    """Raises ModelError where a file has not the size and CRC-32 of `known`, which has those of some files by name."""
+    for name in names:
+        try:
+            if name in known and checksum_file(folder / name) != known[name]:
+                raise ModelError(f"{folder / name} has changed or is cut short; {remedy}")
+        except OSError as error:
+            raise ModelError(f"cannot read {folder / name}: {error.strerror}; {remedy}") from error
