@@ -27,7 +27,8 @@ from ..inference.pictures.draw import SETTINGS_CHUNK, draw_plan, read_settings
 from ..inference.pictures.plan import SCALE, Plan, short
 from ..inference.prompts import Request, read_licence, read_requests
 from ..networks.autoencoder import reconstruct
-from ..training.metrics import EVALUATION_DIR, EVALUATION_FILE, VisualDLSink
+from ..training.metrics import EVALUATION_DIR, EVALUATION_FILE
+from ..training.report import VisualDLSink
 from ..training.run_folder import has_finished, read_manifest
 from ..utils.checksums import checksum_arrays, checksum_json
 from ..utils.errors import CheckpointError, ConfigError, DataError, PpldmError

@@ -33,7 +33,7 @@ from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
 from ..weights.model_file import kind_of
 from . import adamw, rows
-from .checkpoint import TrainingState, restore
+from .checkpoint import TrainingState
 from .report import IntervalMetrics
 from .run import TrainingRun
 from .run_folder import SNAPSHOTS, current_prompts, prepare_output, read_manifest
@@ -76,7 +76,11 @@ def prepare(config, data, arguments) -> TrainingRun:
     identity = run_identity(arguments, data, dataset, group_size, global_batch_size, max_steps)
     identity |= identity_of(config) | family.identity(config, data)
     identity, accepted = without_secrets(identity, arguments.written, data, config), arguments.accept_changes
-    start_step, unlogged = restore(checkpoint, state, identity, description, dataset.fingerprint, accepted)
+    start_step, unlogged = 0, {}
+    if checkpoint or accepted:
+        from .resume import restore
+
+        start_step, unlogged = restore(checkpoint, state, identity, description, dataset.fingerprint, accepted)
     log_size(dataset, max_steps, global_batch_size, model)
     validate = None
     if held_out_sources:

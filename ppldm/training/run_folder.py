@@ -13,11 +13,8 @@ other ranks. None of it changes a later update: drawing leaves no trace, a check
 stopped goes on with the same bits.
 """
 
-import os
 import shutil
-import socket
 import stat
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import IntFlag
@@ -30,7 +27,6 @@ from ..utils.errors import CheckpointError, ConfigError, OutputError
 from ..utils.files import (
     lock_folder,
     make_output_dir,
-    passing_over,
     read_json,
     read_json_object,
     remove_dir,
@@ -339,60 +335,6 @@ class Order(IntFlag):
 
 
 NOTHING = Order(0)
-
-
-def describe_orders(orders: Order) -> str:
-    """The names of the files of some orders."""
-    return ", ".join(order.file for order in Order if order in orders)
-
-
-class Control:
-    """The folder of one run, seen by one of its ranks. Only the main one touches it."""
-
-    def __init__(self, output_dir: Path, world: World):
-        self.folder, self.is_main = Path(output_dir, CONTROL_DIR), world.is_main
-        self._refused: set[str] = set()
-
-    def open(self, **status) -> None:
-        """Make the folder and its status.json. Orders that an earlier start has not taken are void."""
-        if not self.is_main:
-            return
-        with passing_over(self.folder):
-            self.folder.mkdir(exist_ok=True)
-            if void := self.take():
-                get_logger().info(
-                    "%s: what was asked of an earlier start is void: %s", self.folder, describe_orders(void)
-                )
-            here = {"host": socket.gethostname(), "process": os.getpid(), "started": round(time.time(), 3)}
-            write_json(self.folder / STATUS_FILE, {**here, **status})
-            if (self.folder / PROMPTS_FILE).exists():
-                get_logger().info("%s takes the place of --validation_prompts", self.folder / PROMPTS_FILE)
-
-    def take(self) -> Order:
-        """What is asked for now; its files are gone. None of it on any rank but the main one. Never raises."""
-        asked = NOTHING
-        try:
-            names = set(os.listdir(self.folder)) if self.is_main else ()
-        except OSError:  # somebody has removed the folder
-            return asked
-        for order in Order:
-            if order.file in names and order.file not in self._refused and self._remove(order.file):
-                asked |= order
-        return asked
-
-    def _remove(self, name: str) -> bool:
-        try:
-            os.unlink(self.folder / name)
-            return True
-        except OSError as error:
-            # An order that stays would be obeyed after every update.
-            self._refused.add(name)
-            get_logger().warning(
-                "%s cannot be removed (%s), so it is not obeyed; make it as the user of the run, a plain file",
-                self.folder / name,
-                error.strerror,
-            )
-            return False
 
 
 def current_prompts(output_dir: Path, world: World) -> list[str]:

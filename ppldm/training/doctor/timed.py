@@ -23,8 +23,7 @@ from ...utils.text import count_of
 from ...utils.variables import read
 from ..adamw import autocast
 from ..prepare import prepare
-from ..report import TimedBatches
-from ..train import UpdateGuard, train_step
+from ..train import UpdateGuard, timed_batches, train_step
 from .memory import estimate
 
 _SECONDS = 8.0  # of the updates that are timed; thrice that where they are fewer than the least
@@ -80,7 +79,7 @@ def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
         alone = {"output_dir": folder, "resume_from_checkpoint": None, "overwrite_output_dir": False,
                  "gradient_accumulation_steps": 1, "global_batch_size": None}  # fmt: skip
         run = prepare(recipe.model, recipe.data, replace(recipe.training, **alone))
-        batches = TimedBatches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
+        batches = timed_batches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
         guard = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
         with closing(iter(batches)) as source:
             started = time.perf_counter()

@@ -19,8 +19,8 @@ from ppldm.training import run_folder as module
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.report import Reporter
-from ppldm.training.run_folder import Control, Order, current_prompts
-from ppldm.training.train import run_loop
+from ppldm.training.run_folder import Order, current_prompts
+from ppldm.training.train import Control, run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.entry import entry
 from ppldm.utils.errors import Interrupted
