@@ -25,14 +25,7 @@ from .. import __version__
 from ..networks.ema import ExponentialMovingAverage
 from ..utils.checksums import checksum_file, checksum_json
 from ..utils.errors import FULL_DISK, CheckpointError, DiskFullError
-from ..utils.files import (
-    atomic_dir,
-    count_free_bytes,
-    make_output_dir,
-    passing_over,
-    remove_dir,
-    write_json,
-)
+from ..utils.files import atomic_dir, count_free_bytes, make_output_dir, passing_over, remove_dir, write_json
 from ..utils.machine.devices import device_model
 from ..utils.processes.ranks import World
 from ..utils.variables import read
@@ -139,8 +132,7 @@ def save_checkpoint(
         files = {path.relative_to(target).as_posix(): checksum_file(path) for path in paths}
         manifest = {"global_step": step, **metadata, "versions": versions(), "files": files}
         write_json(target / MANIFEST, {**manifest, "crc32": checksum_json(manifest)})
-    problem = verify(folder)
-    if problem:
+    if problem := verify(folder):
         raise CheckpointError(f"{folder} does not verify after writing ({problem}); check the disk")
     if save_total_limit and save_total_limit > 0:
         for old in removable(list_checkpoints(output_dir), step, save_total_limit, backup_every):
@@ -168,10 +160,8 @@ def room_for(path: Path, num_bytes: int):
     """Raises DiskFullError where there is too little for a folder, or file, of so many bytes, or becomes so inside."""
     free = count_free_bytes(path.parent)
     if free < num_bytes:
-        raise DiskFullError(
-            f"{path} needs {num_bytes / 1e9:.3f} GB, {path.parent} has {free / 1e9:.3f} GB free; "
-            "free some, or keep fewer checkpoints with --save_total_limit"
-        )
+        text = f"{path} needs {num_bytes / 1e9:.3f} GB, {path.parent} has {free / 1e9:.3f} GB free"
+        raise DiskFullError(f"{text}; free some, or keep fewer checkpoints with --save_total_limit")
     try:
         yield
     except OSError as error:

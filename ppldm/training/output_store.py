@@ -8,7 +8,7 @@ verifies."""
 
 import fcntl
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..utils.checksums import hash_file
@@ -83,13 +83,18 @@ class OutputStore:
         """Bring the copy up to date, in a thread; with `wait` raises OutputError where that fails."""
         if self._pending is None or self._pending.done() or wait:
             self._pending = self._executor.submit(self._push)
-            self._pending.add_done_callback(_warn)
         if wait and (error := self._pending.exception()):
-            raise OutputError(
-                f"{self.folder} could not be copied to {shown(self.url)}: {error}; the same command goes on"
-            ) from error
+            text = f"{self.folder} could not be copied to {shown(self.url)}: {error}; the same command goes on"
+            raise OutputError(text) from error
 
     def _push(self) -> None:
+        try:
+            self._copy()
+        except StoreError as error:
+            get_logger().warning("the output is not copied yet, the next checkpoint tries again: %s", error)
+            raise
+
+    def _copy(self) -> None:
         whole, here = self._whole(), {folder.name: folder for folder in reversed(list_checkpoints(self.folder))}
         for name, folder in here.items():
             if name not in self._own and not (name in whole and self._is_same(folder)):
@@ -138,8 +143,3 @@ class OutputStore:
     def _remove(self, name: str) -> None:
         for file in sorted(client.find(f"{self.url}/{name}"), key=lambda file: file != MANIFEST):
             client.remove(f"{self.url}/{name}/{file}")
-
-
-def _warn(done: Future) -> None:
-    if isinstance(error := done.exception(), StoreError):
-        get_logger().warning("the output is not copied yet, the next checkpoint tries again: %s", error)

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import paddle
 
 from .. import __version__
@@ -27,7 +26,7 @@ from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.machine import devices
-from ..utils.processes.ranks import World, watch_ranks
+from ..utils.processes.ranks import World, join, watch_ranks
 from ..utils.text import count_of, hide
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
@@ -46,8 +45,7 @@ ADAPTERS_FOLDER = "lora"  # in the output folder
 
 
 def prepare(config, data, arguments) -> TrainingRun:
-    """Everything between the settings and the first update: a family's own `config`, those of the data and of training.
-    Raises a PpldmError for whatever cannot work."""
+    """Everything between the settings, a family's own `config` first, and the first update. Raises a PpldmError."""
     family = get_family(config.family)
     check_family(config, data, arguments)
     sources, held_out_sources = open_data(data)
@@ -57,13 +55,10 @@ def prepare(config, data, arguments) -> TrainingRun:
     checkpoint = take_folder(arguments, world, settings)
     selection = rows.select_training_rows(sources, data, arguments, world)
     model = family.build(config, data, arguments.seed)
-    uses_latents = any(source.latents != "off" for source in (*sources, *held_out_sources))
-    latents = latents_rule(model, data) if uses_latents else None
-    make_dataset = rows.dataset_maker(
-        data, arguments.seed, inputs=model.inputs, tokenizer=model.tokenizer, latents=latents
-    )
-    embeddings = embeddings_rule(family, model, config, data)
-    dataset = make_dataset(sources, selection=selection, embeddings=embeddings)
+    latents = latents_rule(model, data) if any(one.latents != "off" for one in sources + held_out_sources) else None
+    facts = {"inputs": model.inputs, "tokenizer": model.tokenizer, "latents": latents}
+    make_dataset = rows.dataset_maker(data, arguments.seed, **facts)
+    dataset = make_dataset(sources, selection=selection, embeddings=embeddings_rule(family, model, config, data))
     if dataset.latents:
         model.keep_moments = dataset.latents.keep
     if world.is_main:
@@ -81,7 +76,8 @@ def prepare(config, data, arguments) -> TrainingRun:
         from .resume import restore
 
         start_step, unlogged = restore(checkpoint, state, identity, description, dataset.fingerprint, accepted)
-    log_size(dataset, max_steps, global_batch_size, model)
+    sizes = len(dataset), max_steps, global_batch_size, sum(p.size for p in model.trained_parameters().values()) / 1e6
+    get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
     validate = None
     if held_out_sources:
         from .validation import make_validation
@@ -108,13 +104,6 @@ def prepare(config, data, arguments) -> TrainingRun:
         validate=validate,
         snapshots=snapshot_writer(config, state, arguments, max_steps),
     )
-
-
-def log_size(dataset: TextImageDataset, max_steps: int, global_batch_size: int, model) -> None:
-    """How much is trained on how much, in the log."""
-    millions = sum(np.prod(p.shape) for p in model.trained_parameters().values()) / 1e6
-    sizes = (len(dataset), max_steps, global_batch_size, millions)
-    get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
 
 
 def open_data(data: DataOptions) -> tuple[list[Source], list[Source]]:
@@ -193,8 +182,7 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
         from .compiled import CompiledPrediction
 
         model.compiled_predict = CompiledPrediction(model, world)
-    trained = model.trained_parameters()
-    decay = family.average(config)
+    trained, decay = model.trained_parameters(), family.average(config)
     average = ExponentialMovingAverage(trained, decay) if decay else None
     stds = getattr(config, "ema_posthoc", None) or ()
     posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
@@ -211,8 +199,7 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
 def optimizer_kind(arguments, world: World) -> Callable:
     """What makes the AdamW that the settings and the device ask for."""
     kind = adamw.FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
-    if operators_are_usable():
-        kind = adamw.CpuAdamW
+    kind = adamw.CpuAdamW if operators_are_usable() else kind
     if arguments.sharding and world.size > 1:
         from .sharding import sharded
 
@@ -277,12 +264,7 @@ def read_validation_prompts(values: list[str]) -> list[str]:
 
 
 def run_identity(
-    arguments: TrainingOptions,
-    data_arguments: DataOptions,
-    dataset: TextImageDataset,
-    group_size: int,
-    global_batch_size: int,
-    max_steps: int,
+    arguments: TrainingOptions, data_arguments: DataOptions, dataset, group_size: int, global_batch_size: int, max_steps
 ) -> dict:
     """What decides which samples a step sees and what it makes of them, by name, JSON-ready. A checkpoint of another
     run differs in it. What only speed and memory depend on is not part of it."""
@@ -332,22 +314,23 @@ def detect_world(arguments: TrainingOptions) -> World:
     world = World.detect()
     arguments.gradient_accumulation_steps = arguments.accumulation_for(world.size)
     devices.use_device(arguments.device)
+    kind = devices.current_kind()
     if world.size > 1:
-        from ..utils.processes.ranks import join
-
-        if (
-            kind := devices.current_kind()
-        ) != devices.installed_kind():  # the CPU, asked for where Paddle is made for more
+        if kind != devices.installed_kind():  # the CPU, asked for where Paddle is made for more
             variables.set_for_libraries(devices.collective_variables(kind), replace=True)
         join(world, arguments.rank_timeout)
     watch_ranks(world, arguments.rank_timeout)
     device = devices.current_device()
     devices.check_precision(arguments.bf16, arguments.fp16, device)
     apply_switches(arguments)
+    batch, accumulated = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     get_logger().info(
         "global_batch_size %d = %d per device x %d accumulation x %s on %s",
-        *(arguments.samples_of_update(world.size), arguments.per_device_train_batch_size),
-        *(arguments.gradient_accumulation_steps, count_of(world.size, "rank"), device.name),
+        batch * accumulated * world.size,
+        batch,
+        accumulated,
+        count_of(world.size, "rank"),
+        device.name,
     )
     adamw.warn_of_cpu(arguments)
     return world

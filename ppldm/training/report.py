@@ -98,7 +98,6 @@ class IntervalMetrics:
     def __init__(self, world: World, by_level: bool = False, state: dict | None = None, max_skipped_share: float = 1.0):
         """`by_level`: whether samples have a noise level. `state`: what `state` gave before a stop.
         `max_skipped_share`: of the rows read lately (`SkippedShare`), above which `check_skipped` raises."""
-        # Of checkpoints without one, the window begins anew.
         self.skipped_share = SkippedShare(max_skipped_share, (state or {}).get("skipped_share"))
         self.world, self.by_level, self._device_has_memory = world, by_level, current_kind().own_memory
         self.skipped, self.skipped_updates = Counter(), 0
@@ -196,18 +195,13 @@ class IntervalMetrics:
             values |= {f"loss_quarter_{number}": float(mean) for number, mean in enumerate(means, 1)}
         if self.grad_norms:
             values["grad_norm"] = float(np.mean(self.grad_norms))
-        values |= {
-            "data_crc32": self.checksum,
-            "images_per_second": rate,
-            "images_per_second_per_device": rate / self.world.size,
-            "data_wait_share": wait_seconds / seconds,
-            "avg_reader_cost": wait_seconds / max(1, self.updates),
-            "avg_batch_cost": seconds / max(1, self.updates),
-            "skipped_updates": self.skipped_updates,
-            "skipped_rows": self.skipped.total(),
-            **{f"skipped_rows_{reason}": count for reason, count in sorted(self.skipped.items())},
-            "peak_memory_gb": memory / 1e9,
-        }
+        updates = max(1, self.updates)
+        values |= {"data_crc32": self.checksum, "images_per_second": rate}
+        values |= {"images_per_second_per_device": rate / self.world.size, "data_wait_share": wait_seconds / seconds}
+        values |= {"avg_reader_cost": wait_seconds / updates, "avg_batch_cost": seconds / updates}
+        values |= {"skipped_updates": self.skipped_updates, "skipped_rows": self.skipped.total()}
+        values |= {f"skipped_rows_{reason}": count for reason, count in sorted(self.skipped.items())}
+        values["peak_memory_gb"] = memory / 1e9
         if device_memory:
             values["peak_device_memory_gb"] = device_memory / 1e9
         self._start()
@@ -241,13 +235,9 @@ class Reporter:
             self.timer = ForwardTimer(run.state.model)
             self.slow_ranks = SlowRanks(SLOW_ON_CPU if current_kind().is_cpu else SLOW)
             self._time_forward(run.start_step + 1)
-        self.bar = progress(
-            total=run.max_steps,
-            initial=run.start_step,
-            desc="training",
-            unit="update",
-            disable=arguments.disable_tqdm or not run.world.is_main,
-        )
+        is_hidden = arguments.disable_tqdm or not run.world.is_main
+        counts = {"total": run.max_steps, "initial": run.start_step, "unit": "update"}
+        self.bar = progress(desc="training", disable=is_hidden, **counts)
         return self
 
     def after_update(self, step: int, update: Update, batches: list[dict]) -> None:

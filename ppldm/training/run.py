@@ -84,17 +84,14 @@ class TrainingRun:
             from .output_store import OutputStore
 
             self._store = OutputStore(self.output_dir, self.arguments.output_store)
-        # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
-        # the one that the run goes on from will be rotated away.
-        self.resumed_from: str | None = None
-        # The last line of metrics.jsonl at the checkpoint that the run goes on from, where that is of this folder.
-        self.curve_ends: int | None = None
-        if self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve():
-            self.curve_ends = read_manifest(self.checkpoint).get("curve_ends")
-        if named := named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint):
-            self.resumed_from = hide(str(named.resolve()))
-        elif self.checkpoint:
-            self.resumed_from = read_manifest(self.checkpoint).get("resumed_from")
+        # Read now: the checkpoint that the run goes on from will be rotated away.
+        before = read_manifest(self.checkpoint) if self.checkpoint else {}
+        is_own = self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve()
+        # The last line of metrics.jsonl at that checkpoint, where it is of this folder.
+        self.curve_ends: int | None = before.get("curve_ends") if is_own else None
+        # The one that `--resume_from_checkpoint` named, to this start of the run or to an earlier one.
+        named = named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint)
+        self.resumed_from: str | None = hide(str(named.resolve())) if named else before.get("resumed_from")
 
     def batches(self):
         """This rank's micro-batches from `start_step` to the end, in order."""
@@ -161,12 +158,12 @@ class TrainingRun:
         return kept_of(asdict(usual)) if usual else {}
 
     def _write(self, contents: dict, trainer_state: TrainerState, metadata: dict, is_last: bool) -> None:
+        arguments = self.arguments
+        records = {DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()}
+        kept = arguments.save_total_limit, arguments.backup_every
         try:
             folder = save_checkpoint(
-                *(self.output_dir, contents, trainer_state, metadata),
-                *(self.arguments.save_total_limit, self.arguments.backup_every),
-                description=self.description,
-                records={DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()},
+                self.output_dir, contents, trainer_state, metadata, *kept, self.description, records
             )
         except DiskFullError as error:
             if is_last:
@@ -194,13 +191,8 @@ class TrainingRun:
         if not self.world.is_main:
             return
         step = max(self.max_steps, self.start_step)  # a budget may be lower than what was trained before
-        metadata = {
-            "ppldm": __version__,
-            "global_step": step,
-            "samples_seen": step * self.global_batch_size,
-            **self._drawn_with(),
-            **self.identity,
-        }
+        metadata = {"ppldm": __version__, "global_step": step, "samples_seen": step * self.global_batch_size}
+        metadata |= {**self._drawn_with(), **self.identity}
         last = self.output_dir / checkpoint_name(step)
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
@@ -234,7 +226,8 @@ def copy_to_host(value, into=None):
 
 
 class BackgroundSaves:
-    """At most one save at a time, in a thread. A context: its end waits for the last one."""
+    """At most one save at a time, in a thread. A context: its end waits for the last one. Each method waits for the
+    save before it, and raises what that raised."""
 
     def __init__(self):
         self._executor = ThreadPoolExecutor(1, "checkpoint")
@@ -242,18 +235,18 @@ class BackgroundSaves:
         self._copies: dict | None = None
 
     def copy(self, contents: dict) -> dict:
-        """Copies of what a save is to hold, until the next ones are made. Raises what the save before it raised."""
+        """Copies of what a save is to hold, until the next ones are made."""
         self.wait()
         self._copies = copy_to_host(contents, self._copies)
         return self._copies
 
     def start(self, save: Callable[[], None]) -> None:
-        """Run `save` in the thread. Raises what the save before it raised."""
+        """Run `save` in the thread."""
         self.wait()
         self._pending = self._executor.submit(save)
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises what that save raised."""
+        """Until nothing is being written."""
         pending, self._pending = self._pending, None
         if pending:
             pending.result()

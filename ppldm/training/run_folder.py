@@ -204,9 +204,8 @@ def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store)
     if overwrites:
         anew, why_not = begins_anew(last, job, command)
         if why_not:
-            get_logger().warning(
-                "--overwrite_output_dir: the run in %s goes on, as %s; remove the folder to start anew", folder, why_not
-            )
+            text = "--overwrite_output_dir: the run in %s goes on, as %s; remove the folder to start anew"
+            get_logger().warning(text, folder, why_not)
     start = next_start(last, job, command, overwrites, anew)
     if anew:
         write_start(folder, replace(start, clearing=True))
@@ -263,8 +262,7 @@ def newest_checkpoint(output_dir) -> Path | None:
     restart at night to decide."""
     folders = list_checkpoints(output_dir)
     for folder in folders:
-        problem = verify(folder)
-        if problem is None:
+        if (problem := verify(folder)) is None:
             return folder
         get_logger().warning("passing over %s: %s", folder, problem)
     if folders:
@@ -315,9 +313,8 @@ def set_aside_after(output_dir, step: int) -> None:
             try:
                 folder.rename(target)
             except OSError as error:
-                raise OutputError(
-                    f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
-                ) from error
+                text = f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
+                raise OutputError(text) from error
             get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
 
 

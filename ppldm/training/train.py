@@ -64,9 +64,8 @@ def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:
     else:
         if run.snapshots:
             run.snapshots.announce(run.start_step, run.max_steps)
-        Control(run.output_dir, run.world).open(
-            start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world)
-        )
+        control = Control(run.output_dir, run.world)
+        control.open(start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world))
         with run.saves, Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
             step = loop(Updates(run, reporter, request))
             if step < run.max_steps:

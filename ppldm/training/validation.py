@@ -1,4 +1,4 @@
-"""Looking at a model while it trains: held-out rows and pictures, without a trace in the training.
+"""Looking at a model while it trains, without a trace in the training.
 
 A validation loss is a function of (weights, seed) alone: fixed rows, cut at the centre (or where `--smart_crop` says),
 each with its caption and the draws of (seed, row), in fixed batches. Ranks share the batches, and the mean is taken
@@ -23,6 +23,8 @@ from ..utils.processes.ranks import World, gather_objects, shard
 from .adamw import autocast
 from .checkpoint import TrainingState
 from .rows import open_sources, select_training_rows
+
+_REMEDY = "take it out of one of them, for a loss on rows that were trained on says nothing"
 
 
 @contextmanager
@@ -74,17 +76,11 @@ def open_held_out_sources(arguments: DataOptions, training: list[Source]) -> lis
     """The lists of parts behind `--validation_file_list`. Raises FilelistError, and ConfigError for a part that is
     trained on as well."""
     sources = open_sources(arguments, "validation_file_list")
-    # Of held-out rows none are kept: they are cut at the centre, and looked at in evaluation mode.
-    sources = [replace(source, latents="off") if source.latents == "ondemand" else source for source in sources]
     trained_on = {path.resolve() for source in training for path in source.parts}
-    for source in sources:
-        for path in source.parts:
-            if path.resolve() in trained_on:
-                raise ConfigError(
-                    f"{path} is in --validation_file_list and in --file_list; take it out of one of them, "
-                    "for a loss on rows that were trained on says nothing"
-                )
-    return sources
+    for path in (path for source in sources for path in source.parts if path.resolve() in trained_on):
+        raise ConfigError(f"{path} is in --validation_file_list and in --file_list; {_REMEDY}")
+    # Of held-out rows none are kept: they are cut at the centre, and looked at in evaluation mode.
+    return [replace(source, latents="off") if source.latents == "ondemand" else source for source in sources]
 
 
 def make_validation(
@@ -103,9 +99,7 @@ def make_validation(
     crops = replace(training.crops, random=False, flip=False)
     dataset = make_dataset(sources, captions=training.captions.fixed(), crops=crops, selection=selection)
     if same := find_same_part(training.fingerprint, dataset.fingerprint):
-        raise ConfigError(
-            f"{same[1]} in --validation_file_list has the content of {same[0]} in --file_list; take it out of one of "
-            "them, for a loss on rows that were trained on says nothing"
-        )
+        text = f"{same[1]} in --validation_file_list has the content of {same[0]} in --file_list"
+        raise ConfigError(f"{text}; {_REMEDY}")
     held_out = HeldOut(dataset, data.validation_rows, arguments.per_device_train_batch_size)
     return partial(validation_loss, state, held_out, world, autocast(arguments))

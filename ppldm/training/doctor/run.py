@@ -36,7 +36,15 @@ from ...weights.fetch import packaged_or
 from ...weights.folders import one_run
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..metrics import METRICS_FILE, read_metrics
-from ..rows import count_steps, dataset_maker, describe_large, measure_captions, remedies_for, select_training_rows
+from ..rows import (
+    count_steps,
+    dataset_maker,
+    describe_large,
+    measure_captions,
+    open_sources,
+    remedies_for,
+    select_training_rows,
+)
 from .machine import Finding, examine, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
@@ -55,8 +63,6 @@ _MANY_BAD = 0.01  # share of the rows looked at
 def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
     """`found`, and what else there is; `facts` take in the memory by purpose and the forecast."""
     load_paddle()
-    from ..rows import open_sources
-
     devices = given.num_devices
     found = found + examine("device", _look_at_device, recipe)
     found += examine("output", _look_at_output, recipe)
@@ -228,30 +234,22 @@ def look_at_parts(sources: list[Source]) -> Iterator[Finding]:
     yield judged("parts", f"{count_of(len(paths), 'part')} in {count_of(len(sources), 'list')}")
 
 
-def judge_rows(num_rows: int, global_batch_size: int, max_steps: int, num_devices: int = 1) -> Finding:
-    """Rows beside a batch and beside all samples of a run."""
-    epochs = max_steps * global_batch_size / num_rows
-    until = "no end" if max_steps >= _ENDLESS else f"{epochs:,.2f} epochs"
-    text = (
-        f"{num_rows:,} rows, {math.ceil(num_rows / global_batch_size):,} updates an epoch, {until} in "
-        f"{max_steps:,} updates of {global_batch_size:,} samples, {num_rows // num_devices:,} rows a device"
-    )
-    if global_batch_size > num_rows:
-        return Finding("rows", "warning", text + "; a batch is larger than the data, so that it holds rows twice",
-                       "lower --per_device_train_batch_size or --gradient_accumulation_steps")  # fmt: skip
-    fix = "lower --max_steps, or check --file_list" if epochs > _MANY_EPOCHS else ""
-    return judged("rows", text, warning=fix)
-
-
 def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iterator[Finding]:
-    """How many, and how often a run sees them."""
-    batch = recipe.training.samples_of_update(num_devices)
-    steps = count_steps(recipe.training, len(selection), batch)
-    left = ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(3))
-    if left:
-        yield judged("selection", f"{len(selection):,} of {selection.num_rows:,} rows are used ({left})",
-                     "" if 2 * len(selection) > selection.num_rows else "check --where and --resolution")  # fmt: skip
-    yield judge_rows(len(selection), batch, steps, num_devices)
+    """How many there are, beside a batch and beside all samples of a run."""
+    batch, num_rows = recipe.training.samples_of_update(num_devices), len(selection)
+    steps = count_steps(recipe.training, num_rows, batch)
+    if left := ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(3)):
+        fix = "" if 2 * num_rows > selection.num_rows else "check --where and --resolution"
+        yield judged("selection", f"{num_rows:,} of {selection.num_rows:,} rows are used ({left})", fix)
+    epochs = steps * batch / num_rows
+    until = "no end" if steps >= _ENDLESS else f"{epochs:,.2f} epochs"
+    text = f"{num_rows:,} rows, {math.ceil(num_rows / batch):,} updates an epoch, {until} in {steps:,} updates of "
+    text += f"{batch:,} samples, {num_rows // num_devices:,} rows a device"
+    fix = "lower --max_steps, or check --file_list" if epochs > _MANY_EPOCHS else ""
+    if batch > num_rows:
+        text += "; a batch is larger than the data, so that it holds rows twice"
+        fix = "lower --per_device_train_batch_size or --gradient_accumulation_steps"
+    yield judged("rows", text, warning=fix)
 
 
 def look_at_sizes(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
@@ -284,8 +282,6 @@ def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection
 
 def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
     """How many the run has; 0 where only rows that are not known yet would tell, and where they are refused."""
-    from ..rows import count_steps
-
     try:
         return count_steps(recipe.training, num_rows, recipe.training.samples_of_update(num_devices))
     except ConfigError:

@@ -48,9 +48,8 @@ def time_updates(recipe: Recipe, processes: int, operations: int, num_bytes: int
 
 def _affordable(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> tuple[Recipe, float]:
     """(the recipe, or a smaller one; by how much its micro-batch has fewer operations)."""
-    free = available_memory_bytes() or 1 << 62
+    free, fewer = available_memory_bytes() or 1 << 62, operations
     for small in _smaller(recipe):
-        fewer = operations
         if small is not recipe:
             memory = estimate(small, 1)
             fewer, num_bytes = memory.operations, memory.total
@@ -75,7 +74,7 @@ def _smaller(recipe: Recipe) -> Iterator[Recipe]:
 def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
     """(the median seconds of an update of one micro-batch, how many were timed)."""
     seconds: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="ppldm-doctor-") as folder, _quietly(), _threads_of(processes):
+    with tempfile.TemporaryDirectory(prefix="ppldm-doctor-") as folder, _among(processes):
         alone = {"output_dir": folder, "resume_from_checkpoint": None, "overwrite_output_dir": False,
                  "gradient_accumulation_steps": 1, "global_batch_size": None}  # fmt: skip
         run = prepare(recipe.model, recipe.data, replace(recipe.training, **alone))
@@ -100,23 +99,15 @@ def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """What a training says at its start was said by doctor."""
-    log = get_logger()
-    before = log.level
+def _among(processes: int) -> Iterator[None]:
+    """With the threads of one of so many processes, where the user has not set fewer; quiet, for what a training says
+    at its start was said by doctor."""
+    log, threads = get_logger(), int(read("OMP_NUM_THREADS") or 1)
+    level = log.level
     log.setLevel(logging.ERROR)
+    paddle.base.core.set_num_threads(min(threads, max(1, count_usable_cores() // processes)))
     try:
         yield
     finally:
-        log.setLevel(before)
-
-
-@contextmanager
-def _threads_of(processes: int) -> Iterator[None]:
-    """As many as one of these processes has, where the user has not set fewer."""
-    now = int(read("OMP_NUM_THREADS") or 1)
-    paddle.base.core.set_num_threads(min(now, max(1, count_usable_cores() // processes)))
-    try:
-        yield
-    finally:
-        paddle.base.core.set_num_threads(now)
+        paddle.base.core.set_num_threads(threads)
+        log.setLevel(level)
