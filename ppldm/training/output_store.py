@@ -40,9 +40,8 @@ class OutputStore:
             return
         found = client.find(self.url)
         if found and mark not in found:
-            raise ConfigError(
-                f"--output_dir {self.url} holds files that are not a run of ppldm; choose another address"
-            )
+            text = f"--output_dir {self.url} holds files that are not a run of ppldm"
+            raise ConfigError(f"{text}; choose another address")
         for name in found:
             if "/" not in name and not name.endswith(_WEIGHTS):
                 temporary = self.folder / f".{name}.tmp"
