@@ -111,14 +111,9 @@ class Past:
         return places
 
     def _report(self, first: int | None) -> dict:
-        return {
-            "run": str(self.folder),
-            "updates": self.checkpoints[-1],
-            "first_update": first,
-            "stand_ins": self.stand_ins,
-            "checkpoints": self.checkpoints,
-            "never_seen": [step for step in self.checkpoints if first is None or step < first],
-        }
+        never = [step for step in self.checkpoints if first is None or step < first]
+        facts = {"run": str(self.folder), "updates": self.checkpoints[-1], "first_update": first}
+        return facts | {"stand_ins": self.stand_ins, "checkpoints": self.checkpoints, "never_seen": never}
 
     def _describe(self, use: Use, row: int) -> dict:
         update, number = divmod(use.position, self.batch)
@@ -145,11 +140,8 @@ def opened_past(run) -> Iterator[Past]:
     """The past of the run in a folder; inside the block paths are those of the folder where it was started. Raises
     CheckpointError, or another PpldmError, for what is gone or has changed since, such as its data."""
     folder = local_path(run).resolve()
-    found = [
-        read_json_object(path, CheckpointError, "restore the checkpoint, or remove it")
-        for one in list_checkpoints(folder)
-        if (path := one / "manifest.json").is_file()
-    ]
+    paths = [path for one in list_checkpoints(folder) if (path := one / "manifest.json").is_file()]
+    found = [read_json_object(path, CheckpointError, "restore the checkpoint, or remove it") for path in paths]
     if not found:
         raise CheckpointError(f"{folder} has no checkpoint; give the --output_dir of a run that has saved one")
     manifests = {manifest["global_step"]: manifest for manifest in sorted(found, key=lambda one: one["global_step"])}

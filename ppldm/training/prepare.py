@@ -35,7 +35,7 @@ from . import adamw, rows
 from .checkpoint import TrainingState
 from .report import IntervalMetrics
 from .run import TrainingRun
-from .run_folder import SNAPSHOTS, current_prompts, prepare_output, read_manifest
+from .run_folder import SNAPSHOTS, prepare_output, read_manifest
 
 if TYPE_CHECKING:
     from ..data.cached.run import EmbeddingsRule, LatentsRule
@@ -221,7 +221,7 @@ def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> 
 
 def draw_pictures(family: Family, config, state, dataset, prompts, arguments, world: World, batch: dict):
     """What `TrainingRun.draw` gives. A collective call."""
-    from .validation import undisturbed
+    from .validation import current_prompts, undisturbed
 
     prompts = current_prompts(Path(arguments.output_dir), world) or prompts
     scales = arguments.validation_guidance_scales
@@ -324,14 +324,8 @@ def detect_world(arguments: TrainingOptions) -> World:
     devices.check_precision(arguments.bf16, arguments.fp16, device)
     apply_switches(arguments)
     batch, accumulated = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
-    get_logger().info(
-        "global_batch_size %d = %d per device x %d accumulation x %s on %s",
-        batch * accumulated * world.size,
-        batch,
-        accumulated,
-        count_of(world.size, "rank"),
-        device.name,
-    )
+    words = f"{batch} per device x {accumulated} accumulation x {count_of(world.size, 'rank')} on {device.name}"
+    get_logger().info("global_batch_size %d = %s", batch * accumulated * world.size, words)
     adamw.warn_of_cpu(arguments)
     return world
 

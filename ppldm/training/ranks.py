@@ -38,11 +38,9 @@ def check_ranks(parameters: dict, step: int, world: World) -> None:
     difference = first_difference(list(parameters), np.stack([one.numpy() for one in gathered]))
     if difference:
         name, ranks = difference
-        raise TrainingError(
-            f"after update {step}, {name} on {name_ranks(ranks)} "
-            f"differs from the others' of {world.size}; go on from the last checkpoint, and if it comes again "
-            "look for a device with faulty memory"
-        )
+        what = f"after update {step}, {name} on {name_ranks(ranks)} differs from the others' of {world.size}"
+        fix = "go on from the last checkpoint, and if it comes again look for a device with faulty memory"
+        raise TrainingError(f"{what}; {fix}")
 
 
 def first_difference(names: list[str], sums: np.ndarray) -> tuple[str, list[int]] | None:

@@ -170,15 +170,9 @@ class IntervalMetrics:
     def state(self) -> dict:
         """What a checkpoint keeps, ready for JSON, so that a resumed run logs what one without a stop does."""
         self.gather()
-        return {
-            "losses": self.losses,
-            "grad_norms": self.grad_norms,
-            "quarters": self.quarters.tolist(),
-            "checksum": self.checksum,
-            "skipped": dict(self.skipped),
-            "skipped_updates": self.skipped_updates,
-            "skipped_share": self.skipped_share.state(),
-        }
+        kept = {"losses": self.losses, "grad_norms": self.grad_norms, "quarters": self.quarters.tolist()}
+        kept |= {"checksum": self.checksum, "skipped": dict(self.skipped), "skipped_updates": self.skipped_updates}
+        return {**kept, "skipped_share": self.skipped_share.state()}
 
     def summary(self) -> dict:
         """The interval's numbers, and its end. Seconds waited and memory are those of the rank that has most."""

@@ -91,10 +91,8 @@ def _explain(checkpoint: Path, state: TrainingState, refused: dict[str, list[str
         return f"{text}that cannot be accepted: {error}"
     same = "data" if not said else "setting" if len(said) == 1 else "settings"
     what = "them and their order" if not said else "the change" if len(refused) == 1 else "the changes"
-    return (
-        f"{text}resume with the same {same}, accept {what} with --accept_changes {' '.join(refused)}, or start anew in "
-        "another --output_dir"
-    )
+    accept = f"accept {what} with --accept_changes {' '.join(refused)}"
+    return f"{text}resume with the same {same}, {accept}, or start anew in another --output_dir"
 
 
 def _recorded(checkpoint: Path, description: ModelDescription) -> dict:
@@ -104,12 +102,8 @@ def _recorded(checkpoint: Path, description: ModelDescription) -> dict:
         return read_model_file(checkpoint).settings()
     frozen = tuple(f"{name}." for name, component in description.components.items() if not component.trained)
     arrays = read_arrays(checkpoint / CHECKPOINT_WEIGHTS, lambda name: name.startswith(frozen)) if frozen else {}
-    return {
-        prefix[:-1]: {
-            "weights": checksum_arrays((n.removeprefix(prefix), a) for n, a in arrays.items() if n.startswith(prefix))
-        }
-        for prefix in frozen
-    }
+    own = {prefix: {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)} for prefix in frozen}
+    return {prefix[:-1]: {"weights": checksum_arrays(found.items())} for prefix, found in own.items()}
 
 
 def compare_data(checkpoint: Path, manifest: dict, data: Fingerprint) -> str | None:
@@ -137,20 +131,17 @@ def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -
     weights = without(weights, kept)
     weights |= {name: value.numpy() for name, value in own.items() if name.startswith(kept)}
     for name, value in own.items():
-        if name not in weights or tuple(weights[name].shape) != tuple(value.shape):
-            found = tuple(weights[name].shape) if name in weights else "nothing"
-            raise CheckpointError(
-                f"{folder} holds {found} for {name}, this model wants {tuple(value.shape)}; {_REMEDY}"
-            )
+        found = tuple(weights[name].shape) if name in weights else "nothing"
+        if found != (wanted := tuple(value.shape)):
+            raise CheckpointError(f"{folder} holds {found} for {name}, this model wants {wanted}; {_REMEDY}")
     if unknown := weights.keys() - own.keys():
         raise CheckpointError(f"{folder} holds weights that this model has not, {min(unknown)} for one; {_REMEDY}")
     state.model.set_state_dict(weights)
     average = folder / "ema_state.pdparams"
     if state.ema:
         if not average.is_file():
-            raise CheckpointError(
-                f"{folder} holds no averaged weights; resume without --use_ema, as the run was started"
-            )
+            fix = "resume without --use_ema, as the run was started"
+            raise CheckpointError(f"{folder} holds no averaged weights; {fix}")
         state.ema.load_state_dict(_load(average))
     elif average.is_file():
         get_logger().warning("%s holds averaged weights, which are dropped: --use_ema is not given", folder)
@@ -165,10 +156,9 @@ def _load_posthoc(path: Path, state: TrainingState) -> None:
     found = _load(path) if path.is_file() else {}
     for std, average in state.posthoc.items():
         if f"{std:g}" not in found:
-            raise CheckpointError(
-                f"{path.parent} holds no average of --ema_posthoc {std:g}, which is tracked from the first update on; "
-                "resume as the run was started, or start anew in another --output_dir"
-            )
+            text = f"{path.parent} holds no average of --ema_posthoc {std:g}, which is tracked from the first update on"
+            fix = "resume as the run was started, or start anew in another --output_dir"
+            raise CheckpointError(f"{text}; {fix}")
         average.load_state_dict(found[f"{std:g}"])
 
 

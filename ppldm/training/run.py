@@ -134,17 +134,11 @@ class TrainingRun:
     def _save(self, trainer_state: TrainerState, optimizer_state: dict, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step
         is_last = stopping or step == self.max_steps
-        metadata = {
-            "samples_seen": step * self.global_batch_size,
-            **self._drawn_with(),
-            "identity": self.identity,
-            "unlogged": unlogged,
-            "resumed_from": self.resumed_from,
-            "curve_ends": last_step(self.output_dir / METRICS_FILE),
-            "config": self.config,
-            "machine": machine_record(self.world),
-            "working_folder": os.getcwd(),  # by which relative paths of the settings are found
-        }
+        metadata = {"samples_seen": step * self.global_batch_size, **self._drawn_with(), "identity": self.identity}
+        ends = last_step(self.output_dir / METRICS_FILE)
+        metadata |= {"unlogged": unlogged, "resumed_from": self.resumed_from, "curve_ends": ends}
+        # By the working folder relative paths of the settings are found.
+        metadata |= {"config": self.config, "machine": machine_record(self.world), "working_folder": os.getcwd()}
         contents = contents_of(self.state, optimizer_state)
         if self.arguments.use_async_save and not is_last:
             now = self.saves.copy(contents), *deepcopy((trainer_state, metadata))

@@ -14,7 +14,6 @@ stopped goes on with the same bits.
 """
 
 import shutil
-import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import IntFlag
@@ -34,7 +33,7 @@ from ..utils.files import (
     write_json,
 )
 from ..utils.log import get_logger
-from ..utils.processes.ranks import SIGNS_DIR, World, barrier, gather_objects, leave_signs, waiting
+from ..utils.processes.ranks import SIGNS_DIR, World, barrier, leave_signs, waiting
 from ..utils.text import hide
 from ..utils.variables import all_variables
 from ..weights.folders import RUN_FILE, list_checkpoints, may_be_dir, step_of
@@ -123,12 +122,8 @@ def next_start(last: Start | None, job: Job | None, command: str, overwrites: bo
     """The record of this start, with what it takes over from the last one in the folder."""
     name = job.name if job else None
     goes_on = last is not None and not anew and last.command == command
-    return Start(
-        job=name,
-        command=command,
-        overwritten=overwrites or (last is not None and name is not None and last.job == name and last.overwritten),
-        stopped=goes_on and last.stopped,
-    )
+    overwritten = overwrites or (last is not None and name is not None and last.job == name and last.overwritten)
+    return Start(name, command, overwritten, stopped=goes_on and last.stopped)
 
 
 def read_start(folder: Path) -> Start | None:
@@ -222,10 +217,8 @@ def check_output(arguments: TrainingOptions, folder: Path) -> None:
     ours = (folder / RUN_FILE).exists() or list_checkpoints(folder)
     others = [path for path in folder.iterdir() if path.name != LAUNCH_LOGS] if folder.is_dir() else []
     if not ours and not arguments.overwrite_output_dir and others:
-        raise ConfigError(
-            f"--output_dir {folder} holds files that are not a run of ppldm; "
-            "choose another folder, or add --overwrite_output_dir to write among them"
-        )
+        fix = "choose another folder, or add --overwrite_output_dir to write among them"
+        raise ConfigError(f"--output_dir {folder} holds files that are not a run of ppldm; {fix}")
 
 
 def read_manifest(folder) -> dict:
@@ -266,10 +259,8 @@ def newest_checkpoint(output_dir) -> Path | None:
             return folder
         get_logger().warning("passing over %s: %s", folder, problem)
     if folders:
-        raise CheckpointError(
-            f"none of the {len(folders)} checkpoints in {output_dir} verifies; "
-            "restore one, or start anew with --overwrite_output_dir"
-        )
+        text = f"none of the {len(folders)} checkpoints in {output_dir} verifies"
+        raise CheckpointError(f"{text}; restore one, or start anew with --overwrite_output_dir")
     return None
 
 
@@ -295,10 +286,8 @@ def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
         return next((one for one in sound if read_manifest(one).get("resumed_from") == origin), named)
     found = list_checkpoints(output_dir)
     if found and wanted and wanted.strip().lower() in _NOTHING:
-        raise ConfigError(
-            f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}; "
-            "add --overwrite_output_dir to start anew, or choose another folder"
-        )
+        text = f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}"
+        raise ConfigError(f"{text}; add --overwrite_output_dir to start anew, or choose another folder")
     return newest_checkpoint(output_dir)
 
 
@@ -332,31 +321,3 @@ class Order(IntFlag):
 
 
 NOTHING = Order(0)
-
-
-def current_prompts(output_dir: Path, world: World) -> list[str]:
-    """The prompts of control/prompts.txt, the same on all ranks; none where there is no such file, or no sound one.
-    A collective call."""
-    return gather_objects(_read_prompts(Path(output_dir, CONTROL_DIR, PROMPTS_FILE)) if world.is_main else [], world)[0]
-
-
-def _read_prompts(path: Path) -> list[str]:
-    try:
-        state = path.stat()
-        if not stat.S_ISREG(state.st_mode):
-            raise ConfigError(f"{path} is not a plain file")
-        if state.st_size > MOST_BYTES:
-            raise ConfigError(f"{path} has {state.st_size:,} bytes; {MOST_BYTES:,} are read at most")
-        from ..inference.prompts import read_requests
-
-        prompts = [request.prompt for request in read_requests(path)]
-        if len(prompts) > MOST_PROMPTS:
-            raise ConfigError(f"{path} has {len(prompts)} prompts; {MOST_PROMPTS} are drawn at most")
-        return prompts
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        get_logger().warning("%s cannot be read (%s); --validation_prompts are drawn", path, error.strerror or error)
-    except ConfigError as error:
-        get_logger().warning("%s; --validation_prompts are drawn", error)
-    return []

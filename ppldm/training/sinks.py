@@ -45,14 +45,8 @@ class WandbSink:
         if start_step == 0 or not path.exists():
             write_text(path, uuid.uuid4().hex[:12] + "\n")
         self.picture = wandb.Image
-        self.run = wandb.init(
-            id=path.read_text().strip(),
-            resume="allow",
-            project="ppldm",
-            name=output_dir.resolve().name,
-            dir=str(output_dir),
-            config=config,
-        )
+        place = {"project": "ppldm", "name": output_dir.resolve().name, "dir": str(output_dir)}
+        self.run = wandb.init(id=path.read_text().strip(), resume="allow", config=config, **place)
 
     def add_numbers(self, step: int, seconds: float, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)

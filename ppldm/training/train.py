@@ -132,20 +132,11 @@ class UpdateGuard:
     for at the end of an update, on the main rank."""
 
     def __init__(
-        self,
-        state: TrainingState,
-        world: World,
-        max_skipped: int,
-        make_autocast,
-        *,
-        seed: int = 0,
-        step: int = 0,
-        take_orders: Callable[[], Order] = lambda: NOTHING,
+        self, state: TrainingState, world: World, max_skipped: int, make_autocast, *, seed=0, step=0, take_orders=None
     ):
-        self.state, self.world, self.take_orders = state, world, take_orders
+        self.state, self.world, self.take_orders = state, world, take_orders or (lambda: NOTHING)
         self.max_skipped, self.make_autocast = max_skipped, make_autocast
-        self.num_skipped_in_a_row = 0
-        self.seed, self.step = seed, step
+        self.num_skipped_in_a_row, self.seed, self.step = 0, seed, step
         state.model.num_updates = step
         self._parameters = [p for p in state.model.parameters() if not p.stop_gradient]
 
@@ -190,10 +181,8 @@ class UpdateGuard:
         where = "; ".join(f"rows of rank {rank}: {rows}" for rank, rows in enumerate(by_rank) if rows)
         where = where or "the rows of no single rank have such a gradient"
         if self.num_skipped_in_a_row >= self.max_skipped:
-            raise TrainingError(
-                f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
-                "--learning_rate and resume with --accept_changes learning_rate"
-            )
+            fix = "look at these rows, or lower --learning_rate and resume with --accept_changes learning_rate"
+            raise TrainingError(f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; {fix}")
         if self.world.is_main:
             get_logger().warning("update skipped: %s; %s", what, where)
         return update
@@ -248,13 +237,10 @@ class Updates:
 
     def __init__(self, run: TrainingRun, reporter: Reporter, request: SimpleNamespace):
         self.run, self.reporter, self.request = run, reporter, request
-        self.guard = UpdateGuard(
-            *(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments)),
-            seed=run.arguments.seed,
-            step=run.start_step,
-            take_orders=Control(run.output_dir, run.world).take,
-        )
-        self._save_is_due = False
+        self._save_is_due, arguments = False, run.arguments
+        start = {"seed": arguments.seed, "step": run.start_step}
+        start["take_orders"] = Control(run.output_dir, run.world).take
+        self.guard = UpdateGuard(run.state, run.world, arguments.max_skipped_updates, autocast(arguments), **start)
 
     def batches(self) -> Iterator[dict]:
         """This rank's micro-batches from here to the end, in order."""

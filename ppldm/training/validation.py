@@ -4,10 +4,12 @@ A validation loss is a function of (weights, seed) alone: fixed rows, cut at the
 each with its caption and the draws of (seed, row), in fixed batches. Ranks share the batches, and the mean is taken
 over all of them in their order, so that the same weights give the same bits on any number of ranks."""
 
+import stat
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import paddle
@@ -17,12 +19,15 @@ from ..config.training import TrainingOptions
 from ..data.dataset import TextImageDataset
 from ..data.filelist import Source, find_same_part
 from ..data.loader import first_epoch
+from ..inference.prompts import read_requests
 from ..utils.errors import ConfigError
+from ..utils.log import get_logger
 from ..utils.machine.devices import release_device_memory
 from ..utils.processes.ranks import World, gather_objects, shard
 from .adamw import autocast
 from .checkpoint import TrainingState
 from .rows import open_sources, select_training_rows
+from .run_folder import CONTROL_DIR, MOST_BYTES, MOST_PROMPTS, PROMPTS_FILE
 
 _REMEDY = "take it out of one of them, for a loss on rows that were trained on says nothing"
 
@@ -103,3 +108,29 @@ def make_validation(
         raise ConfigError(f"{text}; {_REMEDY}")
     held_out = HeldOut(dataset, data.validation_rows, arguments.per_device_train_batch_size)
     return partial(validation_loss, state, held_out, world, autocast(arguments))
+
+
+def current_prompts(output_dir: Path, world: World) -> list[str]:
+    """The prompts of control/prompts.txt, the same on all ranks; none where there is no such file, or no sound one.
+    A collective call."""
+    return gather_objects(_read_prompts(Path(output_dir, CONTROL_DIR, PROMPTS_FILE)) if world.is_main else [], world)[0]
+
+
+def _read_prompts(path: Path) -> list[str]:
+    try:
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            raise ConfigError(f"{path} is not a plain file")
+        if state.st_size > MOST_BYTES:
+            raise ConfigError(f"{path} has {state.st_size:,} bytes; {MOST_BYTES:,} are read at most")
+        prompts = [request.prompt for request in read_requests(path)]
+        if len(prompts) > MOST_PROMPTS:
+            raise ConfigError(f"{path} has {len(prompts)} prompts; {MOST_PROMPTS} are drawn at most")
+        return prompts
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        get_logger().warning("%s cannot be read (%s); --validation_prompts are drawn", path, error.strerror or error)
+    except ConfigError as error:
+        get_logger().warning("%s; --validation_prompts are drawn", error)
+    return []

@@ -113,10 +113,8 @@ def look_at_packages() -> Iterator[Finding]:
 def look_at_loaders(arguments: TrainingOptions, num_devices: int) -> Iterator[Finding]:
     """Loader processes beside the cores."""
     cores, wanted = count_usable_cores(), arguments.dataloader_num_workers * num_devices
-    yield judged(
-        "loaders", f"{count_of(wanted, 'loader')} on {count_of(cores, 'core')}",
-        warning=f"--dataloader_num_workers {max(1, cores // num_devices)}" if wanted > cores else "",
-    )  # fmt: skip
+    fix = f"--dataloader_num_workers {max(1, cores // num_devices)}" if wanted > cores else ""
+    yield judged("loaders", f"{count_of(wanted, 'loader')} on {count_of(cores, 'core')}", warning=fix)
 
 
 def look_at_ports(master: str | None) -> Iterator[Finding]:

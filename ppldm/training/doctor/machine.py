@@ -90,10 +90,8 @@ def look_at_disk(
         yield judged("disk", f"{folder} has {_size(free)} free", warning=fix)
         return
     least, whole = 2 * checkpoint_bytes, (num_checkpoints + 1) * checkpoint_bytes + more
-    text = (
-        f"{folder} has {_size(free)} free; a checkpoint takes {_size(checkpoint_bytes)}, and the run keeps "
-        f"{num_checkpoints}; its exported model and snapshots take {_size(more)}"
-    )
+    text = f"{folder} has {_size(free)} free; a checkpoint takes {_size(checkpoint_bytes)}, and the run keeps "
+    text += f"{num_checkpoints}; its exported model and snapshots take {_size(more)}"
     fix = "free some, choose another --output_dir, or keep fewer checkpoints: --save_total_limit 2"
     yield judged("disk", text, warning=fix if free < whole else "", error=fix if free < least else "")
 

@@ -135,8 +135,8 @@ def _ask_hub(flag: str, name: str) -> Finding:
     except HfHubHTTPError as error:
         status = error.response.status_code
         denied = "log in again (huggingface-cli login), or set HF_TOKEN: a token may have expired, or lack the right"
-        return Finding("access", "error", f"the hub answers {status} for {repository}",
-                       denied if status in (401, 403) else f"check --{flag}, or download the model first")  # fmt: skip
+        fix = denied if status in (401, 403) else f"check --{flag}, or download the model first"
+        return Finding("access", "error", f"the hub answers {status} for {repository}", fix)
     except (RequestException, OSError):
         fix = f"check --{flag}, or download the model where the network is and give its folder"
         return Finding("access", "warning", f"there is no folder {name} here, and the hub cannot be reached", fix)
@@ -165,10 +165,8 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     if processes > 1:
         text += f" for each of {processes} processes, {needed / 1e9:.2f} GB together"
         fix += ", or start fewer processes"
-    yield judged(
-        "memory", f"{text}; this machine has {there / 1e9:.2f} GB",
-        warning=fix if needed > _TIGHT * there else "", error=fix if needed > there else "",
-    )  # fmt: skip
+    warning, error = fix if needed > _TIGHT * there else "", fix if needed > there else ""
+    yield judged("memory", f"{text}; this machine has {there / 1e9:.2f} GB", warning, error)
 
 
 def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int, facts: dict) -> Iterator[Finding]:
@@ -178,10 +176,8 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
         return
     on_host = memory.total if "process" in memory.by_purpose else anonymous
     loaders = facts["loader_bytes"] * num_devices
-    text = (
-        f"{count_of(num_loaders * num_devices, 'loader')} may take {loaders / 1e9:.2f} GB beside "
-        f"{on_host * num_devices / 1e9:.2f} GB of training; {free / 1e9:.2f} GB are free"
-    )
+    text = f"{count_of(num_loaders * num_devices, 'loader')} may take {loaders / 1e9:.2f} GB beside "
+    text += f"{on_host * num_devices / 1e9:.2f} GB of training; {free / 1e9:.2f} GB are free"
     short = loaders + on_host * num_devices > free
     fix = "lower --dataloader_num_workers (0 loads in the process that trains), or free memory of this machine"
     yield judged("loaders' memory", text, warning=fix if short else "")
@@ -220,14 +216,13 @@ def look_at_parts(sources: list[Source]) -> Iterator[Finding]:
     stale = [path for path, source in missing if Path(f"{path}.idx").exists()]
     num_bytes = sum(size_of(path) for path, _ in missing)
     if stale:
-        yield Finding("indexes", "warning", f"{stale[0]}.idx, {len(stale)} in all, cannot be used: "
-                      "stale, damaged or of another format", "ppldm index, or the run makes them again")  # fmt: skip
+        text = f"{stale[0]}.idx, {len(stale)} in all, cannot be used: stale, damaged or of another format"
+        yield Finding("indexes", "warning", text, "ppldm index, or the run makes them again")
     elif num_bytes > _INDEXED_BYTES:
-        cores = count_usable_cores()
-        yield Finding(
-            "indexes", "warning", f"{len(missing)} of {count_of(len(paths), 'part')} have no index, which takes about "
-            f"{num_bytes / _INDEX_BYTES_A_SECOND / cores / 60:.0f} minutes here", "ppldm index, once, before the run",
-        )  # fmt: skip
+        minutes = num_bytes / _INDEX_BYTES_A_SECOND / count_usable_cores() / 60
+        text = f"{len(missing)} of {count_of(len(paths), 'part')} have no index, "
+        text += f"which takes about {minutes:.0f} minutes here"
+        yield Finding("indexes", "warning", text, "ppldm index, once, before the run")
     if num_bytes <= _INDEXED_BYTES:
         for source in sources:
             build_indexes(source.parts, source, count_usable_cores())
