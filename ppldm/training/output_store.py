@@ -1,10 +1,9 @@
 """The output folder of a run in a store: a folder of this machine, and its copy at the store's address.
 
-After each checkpoint a thread brings the copy up to date, so that training does not wait: files of new checkpoints,
-each with its manifest last, by which it is there or not; away with the manifests, then the files, of those that were
-removed here; then whatever else has changed. Where that fails there is a warning, and the next checkpoint tries again;
-with the last one of a run it is an error. A start on another machine finds the newest checkpoint of the copy that
-verifies."""
+After each checkpoint a thread brings the copy up to date: files of new checkpoints, each with its manifest last, by
+which it is there or not; away with the manifests, then the files, of those that were removed here; then whatever else
+has changed. Where that fails there is a warning, and the next checkpoint tries again; with the last one of a run it is
+an error. A start on another machine finds the newest checkpoint of the copy that verifies."""
 
 import fcntl
 import shutil

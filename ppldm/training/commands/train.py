@@ -98,12 +98,9 @@ def run_recipe(recipe: Recipe, loop: bool) -> None:
     from ..train import run_loop, train_recipe
 
     warn_of_idle(recipe, loop)
-    if loop:
-        train_recipe(recipe, run_loop)
-    else:
-        from ..trainer import run_trainer
-
-        train_recipe(recipe, run_trainer)
+    if not loop:
+        from ..trainer import run_trainer as run_loop
+    train_recipe(recipe, run_loop)
 
 
 def with_underscores(word: str) -> str:
@@ -116,17 +113,14 @@ def warn_of_idle(recipe: Recipe, loop: bool) -> None:
     """Say which settings do nothing, and where loader processes were asked for beyond the cores."""
     num_workers, cores = recipe.training.dataloader_num_workers, count_usable_cores()
     if cores < num_workers != defaults(type(recipe.model), loop)["compute.dataloader_num_workers"]:
-        get_logger().warning(
-            "--dataloader_num_workers %d is above the %s of this machine: each takes memory, and they take turns",
-            num_workers, count_of(cores, "core"),
-        )  # fmt: skip
+        text = "--dataloader_num_workers %d is above the %s of this machine: each takes memory, and they take turns"
+        get_logger().warning(text, num_workers, count_of(cores, "core"))
     for stated in idle_settings(recipe, loop):
         get_logger().warning("--%s does nothing %s", stated.name, stated.needs.reason)
 
 
 def check_early(argv: list[str], loop: bool = True, config: type | None = LdmConfig, prog: str | None = None) -> Recipe:
-    """The recipe of a command line. Raises ConfigError, ModelError where no run can be made of it; shows the help if
-    asked to. `config`: the settings of a script's family; None for the family of the recipe."""
+    """As `read_recipe`, and what it names is there. Raises ConfigError, ModelError."""
     recipe = read_recipe(argv, loop, config, prog)
     with naming_origins(recipe.settings):
         check_recipe(recipe)
@@ -309,10 +303,9 @@ def refuse_other_flags(words: list[str], loop: bool) -> list[str]:
 def names_of_trainer_flags() -> set[str]:
     """The names of all flags of PaddleNLP's Trainer, read from its source, which takes milliseconds."""
     found = importlib.util.find_spec("paddlenlp")
-    source = found and Path(found.origin).parent / "trainer" / "training_args.py"
-    if not source or not source.is_file():
+    if not found:
         return set()
-    text = source.read_text(encoding="utf-8")
+    text = (Path(found.origin).parent / "trainer" / "training_args.py").read_text(encoding="utf-8")
     return set(re.findall(r"^    (\w+): [^\n]+ = field\(", text.partition("class TrainingArguments")[2], re.MULTILINE))
 
 
