@@ -17,8 +17,7 @@ from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
 from ..data.order import Mix
 from ..data.shapes import group_size_of
-from ..diffusion.drawing import USUAL
-from ..families.base import Family, Sitting, check_family, get_family
+from ..families.base import Family, check_family, get_family
 from ..networks.cpu_operators.layers import operators_are_usable
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils import variables
@@ -27,7 +26,7 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.machine import devices
 from ..utils.processes.ranks import World, join, watch_ranks
-from ..utils.text import count_of, hide
+from ..utils.text import count_of
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
 from ..weights.model_file import kind_of
@@ -40,8 +39,6 @@ from .run_folder import SNAPSHOTS, prepare_output, read_manifest
 if TYPE_CHECKING:
     from ..data.cached.run import EmbeddingsRule, LatentsRule
     from .averages.snapshots import SnapshotWriter
-
-ADAPTERS_FOLDER = "lora"  # in the output folder
 
 
 def prepare(config, data, arguments) -> TrainingRun:
@@ -98,9 +95,9 @@ def prepare(config, data, arguments) -> TrainingRun:
         start_step=start_step,
         interval=IntervalMetrics(world, model.process is not None, unlogged, data.max_skipped_share),
         rate_ratios=rate_ratios,
-        draw_every=getattr(config, "image_logging_steps", 0),
-        draw=partial(draw_pictures, family, config, state, dataset, prompts, arguments, world),
-        export=partial(export_model, family, config, state, dataset, prompts, arguments),
+        family=family,
+        model_settings=config,
+        prompts=prompts,
         validate=validate,
         snapshots=snapshot_writer(config, state, arguments, max_steps),
     )
@@ -217,34 +214,6 @@ def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> 
 
     every = config.ema_posthoc_every or max(1, max_steps // DEFAULT_NUMBER)
     return SnapshotWriter(Path(arguments.output_dir), state.posthoc, every, config.ema_posthoc_dtype)
-
-
-def draw_pictures(family: Family, config, state, dataset, prompts, arguments, world: World, batch: dict):
-    """What `TrainingRun.draw` gives. A collective call."""
-    from .validation import current_prompts, undisturbed
-
-    prompts = current_prompts(Path(arguments.output_dir), world) or prompts
-    scales = arguments.validation_guidance_scales
-    usual = getattr(state.model, "usual", USUAL).guidance_scale
-    scales = sorted(scales or dict.fromkeys((usual, 1.0)), key=lambda scale: scale != usual)  # the model's own first
-    sitting = Sitting(config, state.model, dataset, batch, prompts, scales, arguments.seed, world)
-    with undisturbed(state), adamw.autocast(arguments)():
-        return family.draw(sitting)
-
-
-def export_model(family: Family, config, state, dataset, prompts, arguments, metadata: dict) -> Path:
-    """The folder of the trained model, or of its adapters, written, with `metadata` beside the weights."""
-    output, model = Path(arguments.output_dir), state.model
-    if model.tokenizer:
-        shown = (prompt for prompt in prompts if hide(prompt) == prompt)
-        metadata["example_prompt"] = next(shown, None) or rows.first_caption(dataset)
-    if model.adapters:
-        from ..weights.lora.merge import write_adapters
-
-        write_adapters(model, output / ADAPTERS_FOLDER, state.ema, metadata)
-    if not model.adapters or config.export_merged:
-        family.export(model, config, dataset, output / family.export_folder, state.ema, metadata)
-    return output / (ADAPTERS_FOLDER if model.adapters else family.export_folder)
 
 
 def read_validation_prompts(values: list[str]) -> list[str]:

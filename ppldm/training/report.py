@@ -203,9 +203,9 @@ class IntervalMetrics:
 
 
 class Reporter:
-    """Logs every `logging_steps` updates, draws every `draw_every`, validates, and shows the progress of the run. All
-    ranks count, draw and validate; the main one writes. A context manager: what it writes to is opened at the start of
-    the block, and closed at its end. run: a TrainingRun."""
+    """Logs every `logging_steps` updates, draws every `image_logging_steps`, validates, and shows the progress of the
+    run. All ranks count, draw and validate; the main one writes. A context manager: what it writes to is opened at the
+    start of the block, and closed at its end. run: a TrainingRun."""
 
     def __init__(self, run):
         self.run, self.interval, self.sinks = run, run.interval, []
@@ -274,7 +274,7 @@ class Reporter:
         still meanwhile."""
         run, numbers = self.run, {}
         with self.interval.paused():
-            if asked or self._due(step, run.draw_every):
+            if asked or self._due(step, getattr(run.model_settings, "image_logging_steps", 0)):
                 pictures, numbers = run.draw(batch)
                 if self.path:
                     self._keep(step, pictures)

@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import paddle
 
@@ -18,7 +18,8 @@ from ..config.training import TrainingOptions
 from ..data.dataset import TextImageDataset
 from ..data.loader import BatchLoader
 from ..data.order import Mix, StepSampler
-from ..diffusion.drawing import kept_of
+from ..diffusion.drawing import USUAL, kept_of
+from ..families.base import Family, Sitting
 from ..utils.errors import DiskFullError, Interrupted, Preempted
 from ..utils.files import link_or_copy, write_json, write_text
 from ..utils.log import get_logger
@@ -27,14 +28,17 @@ from ..utils.text import hide
 from ..utils.variables import all_variables
 from ..weights.folders import checkpoint_name
 from ..weights.model_file import ModelDescription
-from .adamw import is_sharded, restore_float32
+from .adamw import autocast, is_sharded, restore_float32
 from .checkpoint import DATA_FILE, TrainerState, TrainingState, contents_of, machine_record, save_checkpoint
 from .metrics import METRICS_FILE, last_step
 from .report import IntervalMetrics
+from .rows import first_caption
 from .run_folder import RUN_FILE, find_job, named_checkpoint, note_stopped, read_manifest
 
 if TYPE_CHECKING:
     from .averages.snapshots import SnapshotWriter
+
+ADAPTERS_FOLDER = "lora"  # in the output folder
 
 
 @dataclass
@@ -55,10 +59,9 @@ class TrainingRun:
     start_step: int
     interval: IntervalMetrics  # what happened since the last log line
     rate_ratios: dict[str, float]  # learning rate groups of their own rate, as multiples of `learning_rate`
-    draw_every: int  # updates; 0: never
-    # Last batch -> what `Family.draw` gives: pictures by tag on the main process, numbers by name. A collective call.
-    draw: Callable[[dict], tuple[dict, dict]]
-    export: Callable[[dict], Path]  # metadata -> folder of the trained model
+    family: Family
+    model_settings: Any  # the family's own
+    prompts: list[str]  # of `--validation_prompts`
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
     snapshots: "SnapshotWriter | None" = None  # of averages, where they are asked for
 
@@ -167,6 +170,35 @@ class TrainingRun:
         get_logger().info("saved %s", folder)
         if self._store:
             self._store.push(wait=is_last)
+
+    def draw(self, batch: dict) -> tuple[dict, dict]:
+        """What the family draws from the last batch: (pictures by tag on the main process, numbers by name). A
+        collective call."""
+        from .validation import current_prompts, undisturbed
+
+        seed, model = self.arguments.seed, self.state.model
+        prompts = current_prompts(self.output_dir, self.world) or self.prompts
+        usual = getattr(model, "usual", USUAL).guidance_scale
+        scales = self.arguments.validation_guidance_scales or dict.fromkeys((usual, 1.0))
+        scales = sorted(scales, key=lambda scale: scale != usual)  # the model's own first
+        sitting = Sitting(self.model_settings, model, self.dataset, batch, prompts, scales, seed, self.world)
+        with undisturbed(self.state), autocast(self.arguments)():
+            return self.family.draw(sitting)
+
+    def export(self, metadata: dict) -> Path:
+        """The folder of the trained model, or of its adapters, written, with `metadata` beside the weights."""
+        family, model, settings = self.family, self.state.model, self.model_settings
+        adapters, whole = self.output_dir / ADAPTERS_FOLDER, self.output_dir / family.export_folder
+        if model.tokenizer:
+            shown = (prompt for prompt in self.prompts if hide(prompt) == prompt)
+            metadata["example_prompt"] = next(shown, None) or first_caption(self.dataset)
+        if model.adapters:
+            from ..weights.lora.merge import write_adapters
+
+            write_adapters(model, adapters, self.state.ema, metadata)
+        if not model.adapters or settings.export_merged:
+            family.export(model, settings, self.dataset, whole, self.state.ema, metadata)
+        return adapters if model.adapters else whole
 
     def interruption(self, step: int, number: int) -> Interrupted:
         """The error of a run that signal `number` stopped after update `step`; 0: a signal to another rank."""
