@@ -34,17 +34,9 @@ from ...utils.text import count_of
 from ...utils.variables import is_offline, network_forbidden, read
 from ...weights.fetch import packaged_or
 from ...weights.folders import one_run
+from .. import rows
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..metrics import METRICS_FILE, read_metrics
-from ..rows import (
-    count_steps,
-    dataset_maker,
-    describe_large,
-    measure_captions,
-    open_sources,
-    remedies_for,
-    select_training_rows,
-)
 from .machine import Finding, examine, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
@@ -69,12 +61,8 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     access = examine("access", _look_at_access, recipe)
     found += access
     found += examine("memory", _look_at_memory, recipe, given, facts)
-    sources = []
-    found += examine("parts", lambda: sources.extend(open_sources(recipe.data)) or ())  # type: ignore[func-returns-value]
-    steps = _updates(recipe, 0, devices)
-    if sources:
-        rows, steps = _look_at_data(recipe, sources, devices, any(one.status == "error" for one in access))
-        found += rows
+    seen, steps = _look_at_data(recipe, devices, any(one.status == "error" for one in access))
+    found += seen
     would_run = all(one.status != "error" for one in found)
     if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
         found = [replace(one, status="error") if one in access and one.status == "warning" else one for one in found]
@@ -183,17 +171,17 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
     yield judged("loaders' memory", text, warning=fix if short else "")
 
 
-def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
+def _look_at_data(recipe: Recipe, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
     """(what is found, updates of the run)."""
-
-    found, selected = examine("parts", look_at_parts, sources), []
+    sources, selected = [], []
+    found = examine("parts", look_at_parts, recipe, sources)
     paths = ((path, source) for source in sources for path in source.parts)
     counted = all(isinstance(find_summary(*one), IndexSummary) for one in paths)
     if any(one.status == "error" for one in found) or not counted:
         return found, _updates(recipe, 0, num_devices)
 
     def select() -> Iterator[Finding]:
-        selected.append(select_training_rows(sources, recipe.data, recipe.training, World()))
+        selected.append(rows.select_training_rows(sources, recipe.data, recipe.training, World()))
         yield from look_at_rows(recipe, selected[0], num_devices)
 
     found += examine("rows", select)
@@ -209,8 +197,10 @@ def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bo
     return found, _updates(recipe, len(selected[0]), num_devices)
 
 
-def look_at_parts(sources: list[Source]) -> Iterator[Finding]:
-    """That all parts are there, opened where they have no index. Raises PartError for those that cannot be read."""
+def look_at_parts(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
+    """That all parts are there, opened where they have no index; `sources` take in the lists. Raises FilelistError, and
+    PartError for those that cannot be read."""
+    sources.extend(rows.open_sources(recipe.data))
     paths = [(path, source) for source in sources for path in source.parts]
     missing = [(path, source) for path, source in paths if find_summary(path, source) is None]
     stale = [path for path, source in missing if Path(f"{path}.idx").exists()]
@@ -232,7 +222,7 @@ def look_at_parts(sources: list[Source]) -> Iterator[Finding]:
 def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iterator[Finding]:
     """How many there are, beside a batch and beside all samples of a run."""
     batch, num_rows = recipe.training.samples_of_update(num_devices), len(selection)
-    steps = count_steps(recipe.training, num_rows, batch)
+    steps = rows.count_steps(recipe.training, num_rows, batch)
     if left := ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(3)):
         fix = "" if 2 * num_rows > selection.num_rows else "check --where and --resolution"
         yield judged("selection", f"{num_rows:,} of {selection.num_rows:,} rows are used ({left})", fix)
@@ -249,7 +239,7 @@ def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iter
 
 def look_at_sizes(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
     """Pictures so large that decoding them holds up the training."""
-    text, fix = describe_large(sources, recipe.data)
+    text, fix = rows.describe_large(sources, recipe.data)
     if text:
         yield Finding("pictures", "warning", text, fix)
 
@@ -260,13 +250,13 @@ def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection
 
     tokenizer = load_tokenizer(tokenizer_source(recipe.model), max_length, getattr(recipe.model, "offline", False))
     sources = [replace(one, latents="off") for one in sources]  # captions are read, and no latents
-    make_dataset = dataset_maker(
+    make_dataset = rows.dataset_maker(
         recipe.data, recipe.training.seed, inputs={"input_ids": Tokens(max_length)}, tokenizer=tokenizer
     )
     dataset = make_dataset(sources, selection=selection)
-    found, bad = measure_captions(dataset)
+    found, bad = rows.measure_captions(dataset)
     looked_at = found.captions + bad.total()
-    fixes = remedies_for(found, max_length)
+    fixes = rows.remedies_for(found, max_length)
     reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common(3))
     if bad.total() > _MANY_BAD * looked_at:
         fixes.append("`ppldm verify` names the bad rows")
@@ -278,7 +268,7 @@ def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection
 def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
     """How many the run has; 0 where only rows that are not known yet would tell, and where they are refused."""
     try:
-        return count_steps(recipe.training, num_rows, recipe.training.samples_of_update(num_devices))
+        return rows.count_steps(recipe.training, num_rows, recipe.training.samples_of_update(num_devices))
     except ConfigError:
         return 0
 
