@@ -12,6 +12,7 @@ from ...config.option import parse_known
 from ...config.recipe import idle_settings, naming_origins
 from ...config.training import TrainingOptions
 from ...utils.errors import ConfigError, PpldmError
+from ...utils.machine.cpu import load_paddle
 from ...utils.machine.environment import find_problems, installed_versions
 from ...utils.machine.resources import count_usable_cores
 from ...utils.text import count_of, print_report
@@ -93,6 +94,7 @@ def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], di
     found += examine("ports", look_at_ports, given.master)
     if any(one.status == "error" and one.name in ("packages", "recipe") for one in found):
         return found, facts
+    load_paddle()  # as a training does, whose updates are timed
     from .run import look_at_run
 
     with network_forbidden(getattr(recipe.model, "offline", False)):

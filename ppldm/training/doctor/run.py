@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ...config.network_files import KNOWN_MODELS
+from ...config.option import options
 from ...config.recipe import Recipe
 from ...config.training import TrainingOptions
 from ...data.filelist import Source
@@ -19,9 +21,10 @@ from ...data.inputs import Tokens
 from ...data.select.selection import Selection
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
+from ...families.ldm_build import tokenizer_source
 from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
-from ...utils.machine.cpu import load_paddle
+from ...utils.machine import devices
 from ...utils.machine.resources import (
     available_memory_bytes,
     count_usable_cores,
@@ -35,8 +38,10 @@ from ...utils.variables import is_offline, network_forbidden, read
 from ...weights.fetch import packaged_or
 from ...weights.folders import one_run
 from .. import rows
+from ..adamw import is_mixed
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..metrics import METRICS_FILE, read_metrics
+from ..run_folder import check_output
 from .machine import Finding, examine, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
@@ -54,14 +59,12 @@ _MANY_BAD = 0.01  # share of the rows looked at
 
 def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
     """`found`, and what else there is; `facts` take in the memory by purpose and the forecast."""
-    load_paddle()
-    devices = given.num_devices
     found = found + examine("device", _look_at_device, recipe)
     found += examine("output", _look_at_output, recipe)
     access = examine("access", _look_at_access, recipe)
     found += access
     found += examine("memory", _look_at_memory, recipe, given, facts)
-    seen, steps = _look_at_data(recipe, devices, any(one.status == "error" for one in access))
+    seen, steps = _look_at_data(recipe, given.num_devices, any(one.status == "error" for one in access))
     found += seen
     would_run = all(one.status != "error" for one in found)
     if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
@@ -74,19 +77,14 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
 
 
 def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
-    from ...utils.machine.devices import DEFAULT_DEVICE, check_precision, current_device, device_name, use_device
-    from ..adamw import is_mixed
-
-    use_device(None if recipe.training.device == DEFAULT_DEVICE else recipe.training.device)
-    check_precision(recipe.training.bf16, recipe.training.fp16, current_device())
+    devices.use_device(None if recipe.training.device == devices.DEFAULT_DEVICE else recipe.training.device)
+    devices.check_precision(recipe.training.bf16, recipe.training.fp16, devices.current_device())
     halves = recipe.training.bf16 or recipe.training.fp16
     fix = "omit --bf16 and --fp16, or use a device that has it" if halves and not is_mixed(recipe.training) else ""
-    yield judged("device", f"{device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
+    yield judged("device", f"{devices.device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
 
 
 def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
-    from ..run_folder import check_output
-
     folder = Path(recipe.training.output_dir)
     check_output(recipe.training, folder)
     yield judged("output", f"{folder} {'goes on' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
@@ -94,9 +92,6 @@ def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
 
 def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
     """That the hub gives the models that are named, to who asks, and those that stand where none is named."""
-    from ...config.network_files import KNOWN_MODELS
-    from ...config.option import options
-
     model = recipe.model
     flags = {getattr(model, name): name for name, stated in options(type(model)).items() if stated.kind == "model"}
     if not getattr(model, "starts_from_pipeline", True):
@@ -246,8 +241,6 @@ def look_at_sizes(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
 
 def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection, max_length: int):
     """How the tokenizer fits the captions of some rows. Raises ConfigError."""
-    from ...families.ldm_build import tokenizer_source
-
     tokenizer = load_tokenizer(tokenizer_source(recipe.model), max_length, getattr(recipe.model, "offline", False))
     sources = [replace(one, latents="off") for one in sources]  # captions are read, and no latents
     make_dataset = rows.dataset_maker(
@@ -275,8 +268,6 @@ def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
 
 def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
     """Its words and the captions' length beside the text encoder's, where that has weights of its own."""
-    from ...families.ldm_build import tokenizer_source
-
     source, max_length = tokenizer_source(recipe.model), recipe.model.model_max_length
     tokenizer = load_tokenizer(source, max_length, getattr(recipe.model, "offline", False))
     family = get_family(recipe.family)
@@ -292,9 +283,7 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool) -> Iterator[Finding]:
     """would_run: whether nothing was found that would stop the run."""
-    from ...utils.machine.devices import current_kind
-
-    is_cpu = current_kind().is_cpu
+    is_cpu = devices.current_kind().is_cpu
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
     more = other_bytes(recipe.model, facts.get("bytes_on_disk", {}), max(1, max_steps))
     yield from look_at_disk(recipe.training, size, count, more)
