@@ -126,7 +126,7 @@ def autocast(arguments: TrainingOptions):
     """A function that makes the context of the forward pass; one without effect for float32."""
     if not is_mixed(arguments):
         return nullcontext
-    lists = {f"custom_{color}_list": getattr(arguments, f"amp_custom_{color}_list") for color in ("white", "black")}
+    lists = {"custom_white_list": arguments.amp_custom_white_list, "custom_black_list": arguments.amp_custom_black_list}
     return partial(paddle.amp.auto_cast, level=arguments.fp16_opt_level, dtype=half_type(arguments), **lists)
 
 
