@@ -148,7 +148,7 @@ def _check_rows(stated: Option, value: str) -> None:
     if is_address(value) or not (folder := Path(value)).is_dir():
         _check_file(stated, value)
     else:
-        _check_named(lambda _: list_of_folder(folder) is None and parts_of_folder(folder))(stated, value)
+        _check_named(lambda _: list_of_folder(folder) or parts_of_folder(folder))(stated, value)
 
 
 def _check_named(check):
