@@ -226,12 +226,12 @@ def measure_data(folder: Path, arguments: argparse.Namespace) -> dict:
     """Shares of time that the intervals of a run with 2 workers waited for data, the first left out. It saves nothing:
     copies of 12 layers would not fit into memory."""
     from ppldm.training.metrics import read_metrics
-    from ppldm.training.report import TimedBatches
+    from ppldm.training.train import timed_batches
 
     every = max(2, arguments.steps // 3)
     run = prepare_run(folder, arguments, "data", workers=2, logging_steps=every)
     step = our_step(run)
-    with closing(iter(TimedBatches(run.batches(), run.interval, 0, 0))) as batches:
+    with closing(iter(timed_batches(run.batches(), run.interval, 0, 0))) as batches:
         for _ in range(4 * every):
             step(next(batches))
     shares = [record["data_wait_share"] for record in read_metrics(folder / "data/metrics.jsonl")][1:]

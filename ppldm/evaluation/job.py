@@ -27,7 +27,7 @@ from ..inference.pictures.draw import SETTINGS_CHUNK, draw_plan, read_settings
 from ..inference.pictures.plan import SCALE, Plan, short
 from ..inference.prompts import Request, read_licence, read_requests
 from ..networks.autoencoder import reconstruct
-from ..training.metrics import EVALUATION_DIR, EVALUATION_FILE, VisualDLSink
+from ..training.metrics import EVALUATION_DIR, EVALUATION_FILE
 from ..training.run_folder import has_finished, read_manifest
 from ..utils.checksums import checksum_arrays, checksum_json
 from ..utils.errors import CheckpointError, ConfigError, DataError, PpldmError
@@ -356,6 +356,8 @@ def publish(run: Path, out: Path) -> None:
     write_text(run / EVALUATION_FILE, "".join(json.dumps(record) + "\n" for record in records))
     logging = (read_json(run / folders.RUN_FILE) or {}).get("logging", {})
     if "visualdl" in logging.get("report_to", ()):
+        from ..training.report import VisualDLSink
+
         folder, curves = Path(run, logging.get("logging_dir") or "logs", EVALUATION_DIR), []
         for record in records:  # a curve for each metric at each guidance scale
             at = f" at guidance {short(record.pop(SCALE))}"

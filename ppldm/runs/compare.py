@@ -166,7 +166,7 @@ def _verdict(report: dict) -> str:
 
 def different(one: dict, other: dict, skipped: tuple[str, ...] = ()) -> list[dict]:
     """The entries that both have and that differ: [{"name", "values": [of one, of other]}]."""
-    from ..training.checkpoint import differences
+    from ..training.resume import differences
 
     names = (name for name in one if name in other and name not in skipped)
     found = (difference for name in names for difference in differences(name, one[name], other[name]))

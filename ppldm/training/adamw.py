@@ -1,5 +1,4 @@
-"""AdamW with its learning rate and precision, for both loops: schedules, linear scaling, rates that a component has for
-itself; float16 and bfloat16, O1 and O2.
+"""AdamW with its learning rate and precision, for both loops.
 
 O1 keeps float32 weights and computes the operations that gain from it in half precision. O2 keeps the trained weights
 in half precision too, with float32 masters in the optimizer, and float32 gradients, so that accumulation loses nothing.
@@ -38,12 +37,10 @@ def build_optimizer(
     clipped_alone: Collection[str] = (),
     kind: Callable = paddle.optimizer.AdamW,
 ):
-    """(AdamW, its learning rate scheduler) over `parameters` (name to parameter), as the training arguments say.
-
-    Weight decay applies to all parameters, as published, or with `decay_norms_and_biases` false to those of two or more
-    dimensions. `ratios`: the learning rate of a component, by the name before the first dot, as a multiple of
-    `learning_rate`, where it differs. `clipped_alone`: components whose gradients have a norm of their own. `kind`:
-    what makes it."""
+    """(AdamW, its learning rate scheduler) over `parameters` (name to parameter), as the training arguments say. Weight
+    decay is for all of them, as published, or without `decay_norms_and_biases` for those of two or more dimensions.
+    `ratios`: the learning rate of a component, by the name before the first dot, as a multiple of `learning_rate`,
+    where it differs. `clipped_alone`: components whose gradients have a norm of their own. `kind`: what makes it."""
     # Linear scaling (Goyal et al. 2017, arXiv:1706.02677): the published 4.6875e-5 is 5e-5 of 512 at 480 samples.
     scale = global_batch_size / arguments.lr_batch_size if arguments.scale_lr else 1.0
     for name, parameter in parameters.items():
@@ -53,18 +50,16 @@ def build_optimizer(
     warmup_steps = arguments.warmup_steps or math.ceil(arguments.warmup_ratio * max_steps)
     for text in describe_limits(arguments, arguments.learning_rate * scale, warmup_steps, max_steps):
         get_logger().warning("%s", text)
-    scheduler = paddle.optimizer.lr.LambdaDecay(
-        learning_rate=arguments.learning_rate * scale,
-        lr_lambda=partial(
-            lr_factor,
-            schedule=arguments.lr_scheduler_type,
-            warmup_steps=warmup_steps,
-            max_steps=max_steps,
-            end_factor=min(1.0, arguments.lr_end / (arguments.learning_rate * scale)),
-            num_cycles=arguments.num_cycles,
-            power=arguments.power,
-        ),
+    factor = partial(
+        lr_factor,
+        schedule=arguments.lr_scheduler_type,
+        warmup_steps=warmup_steps,
+        max_steps=max_steps,
+        end_factor=min(1.0, arguments.lr_end / (arguments.learning_rate * scale)),
+        num_cycles=arguments.num_cycles,
+        power=arguments.power,
     )
+    scheduler = paddle.optimizer.lr.LambdaDecay(arguments.learning_rate * scale, factor)
     clip = ClipByGroup(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
     decayed = {p.name for p in parameters.values() if arguments.decay_norms_and_biases or p.ndim > 1}
     optimizer = kind(
@@ -83,13 +78,7 @@ def build_optimizer(
 
 
 def lr_factor(
-    update: int,
-    schedule: str,
-    warmup_steps: int,
-    max_steps: int,
-    end_factor: float = 0.0,
-    num_cycles: float = 0.5,
-    power: float = 1.0,
+    update: int, schedule: str, warmup_steps: int, max_steps: int, end_factor=0.0, num_cycles=0.5, power=1.0
 ) -> float:
     """The factor on the base learning rate for the `update`-th optimizer update, counted from 0; in [0, 1]. The first
     `warmup_steps` updates rise linearly from 0, whatever the schedule. Formulas (docs/training.md) and defaults are
@@ -114,15 +103,13 @@ def lr_factor(
 
 def describe_limits(arguments, rate: float, warmup_steps: int, max_steps: int) -> list[str]:
     """What the settings ask of a schedule with this highest rate that a run of so many updates does not get."""
-    found = []
+    found, end = [], arguments.lr_end
     if warmup_steps >= max_steps:
         reached = max(0, max_steps - 1) / warmup_steps if warmup_steps else 1.0
-        found.append(f"the warm-up of {warmup_steps} updates is no shorter than the run of {max_steps}: the rate "
-                     f"ends at {reached:.0%} of {rate:g}; lower --warmup_steps or --warmup_ratio")  # fmt: skip
-    if arguments.lr_scheduler_type == "polynomial" and arguments.lr_end > rate:
-        found.append(
-            f"--lr_end {arguments.lr_end:g} is above the learning rate, {rate:g}, which stays as it is; lower it"
-        )
+        text = f"the warm-up of {warmup_steps} updates is no shorter than the run of {max_steps}: the rate ends at "
+        found.append(f"{text}{reached:.0%} of {rate:g}; lower --warmup_steps or --warmup_ratio")
+    if arguments.lr_scheduler_type == "polynomial" and end > rate:
+        found.append(f"--lr_end {end:g} is above the learning rate, {rate:g}, which stays as it is; lower it")
     return found
 
 
@@ -139,26 +126,16 @@ def autocast(arguments: TrainingOptions):
     """A function that makes the context of the forward pass; one without effect for float32."""
     if not is_mixed(arguments):
         return nullcontext
-    return partial(
-        paddle.amp.auto_cast,
-        custom_white_list=arguments.amp_custom_white_list,
-        custom_black_list=arguments.amp_custom_black_list,
-        level=arguments.fp16_opt_level,
-        dtype=half_type(arguments),
-    )
+    lists = {"custom_white_list": arguments.amp_custom_white_list, "custom_black_list": arguments.amp_custom_black_list}
+    return partial(paddle.amp.auto_cast, level=arguments.fp16_opt_level, dtype=half_type(arguments), **lists)
 
 
 def decorate(model, optimizer, arguments: TrainingOptions) -> None:
     """Cast for O2 all components but those that stay in float32, in place, once all is built; nothing for O1 and
     float32."""
     if is_mixed(arguments) and arguments.fp16_opt_level == "O2":
-        paddle.amp.decorate(
-            models=_cast_layers(model),
-            optimizers=optimizer,
-            level="O2",
-            dtype=half_type(arguments),
-            master_grad=True,
-        )
+        half = half_type(arguments)
+        paddle.amp.decorate(_cast_layers(model), optimizer, level="O2", dtype=half, master_grad=True)
 
 
 def restore_float32(model, optimizer) -> None:
@@ -266,8 +243,10 @@ class ClipByGroup(ClipGradByGlobalNorm):
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads):
         parameters, squares = self.squares or squared_norms([parameter for parameter, _ in params_grads])
-        self.squares, factors = None, {}
-        for group, members in grouped(squares, parameters).items():
+        self.squares, factors, groups = None, {}, {}
+        for parameter, square in zip(parameters, squares, strict=True):
+            groups.setdefault(group_of(parameter), []).append(square)
+        for group, members in groups.items():
             norm = paddle.stack(members).sum().sqrt()  # in the order of ClipGradByGlobalNorm, whose bits these are
             if norm > self.clip_norm:
                 factors[group] = self.clip_norm / norm
@@ -292,14 +271,6 @@ def squared_norms(parameters: list, optimizer=None) -> tuple[list, list]:
 def norm_of(squares: list):
     """The norm of gradients of which these are the squared ones, float32 []; 0 of none."""
     return paddle.add_n(squares).sqrt() if squares else paddle.zeros([])
-
-
-def grouped(values: list, parameters: list) -> dict[str, list]:
-    """One value for each parameter, by the groups of these."""
-    groups: dict[str, list] = {}
-    for value, parameter in zip(values, parameters, strict=True):
-        groups.setdefault(group_of(parameter), []).append(value)
-    return groups
 
 
 def group_of(parameter) -> str:

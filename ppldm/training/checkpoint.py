@@ -1,12 +1,12 @@
-"""Checkpoints: one format for both loops, written whole or not at all, read only if it verifies and is of this run.
+"""Checkpoints: one format for both loops, written whole or not at all.
 
 docs/training.md lists the files. Their names are those of PaddleNLP's Trainer, so that its tools read them. There is no
 random state: every draw is a function of (seed, epoch, row). The position in the data is `samples_seen`, the number of
 samples taken from the endless order of `ppldm.data.order`.
 
 A checkpoint takes its name by one rename, after every byte is on disk; older ones go after it was read back and found
-sound. So whatever moment a process is killed at, the newest folder named checkpoint-<step> is whole. Before any weight
-is read, settings and networks are compared by name (`restore`).
+sound. So whatever moment a process is killed at, the newest folder named checkpoint-<step> is whole. `resume.py` reads
+it.
 
 Paddle keys an optimizer's state by generated names. Models are built, and loops run, under a `unique_name` guard of
 their own, so that these names are the same in every process and whatever ran before in it.
@@ -14,45 +14,27 @@ their own, so that these names are the same in every process and whatever ran be
 
 import json
 import platform
-from collections.abc import Iterable
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-import numpy as np
 import paddle
 
 from .. import __version__
-from ..data.filelist import Fingerprint, find_difference
 from ..networks.ema import ExponentialMovingAverage
-from ..utils.checksums import checksum_arrays, checksum_file, checksum_json
-from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError, PpldmError
-from ..utils.files import (
-    atomic_dir,
-    count_free_bytes,
-    make_output_dir,
-    passing_over,
-    remove_dir,
-    write_json,
-)
-from ..utils.log import get_logger
-from ..utils.machine.devices import device_model, host_memory
+from ..utils.checksums import checksum_file, checksum_json
+from ..utils.errors import FULL_DISK, CheckpointError, DiskFullError
+from ..utils.files import atomic_dir, count_free_bytes, make_output_dir, passing_over, remove_dir, write_json
+from ..utils.machine.devices import device_model
 from ..utils.processes.ranks import World
 from ..utils.variables import read
-from ..weights.folders import CHECKPOINT_WEIGHTS, checkpoint_name, list_checkpoints, step_of
-from ..weights.formats.files import read_arrays
-from ..weights.model_file import ModelDescription, has_model_file, read_model_file
-from .adamw import is_sharded, parameter_of
-from .run_folder import MANIFEST, read_manifest, verify
+from ..weights.folders import checkpoint_name, list_checkpoints, step_of
+from ..weights.model_file import ModelDescription
+from .run_folder import MANIFEST, verify
 
 POSTHOC_STATE = "ema_posthoc_state.pdparams"
 DATA_FILE = "data.json.gz"
-# Settings that follow from others: where one of those differs too, it is the one to name.
-_FOLLOW = ("rows", "max_steps")
-# What every run was, before it could be otherwise and was recorded.
-_ONCE = {"buckets": None, "text_embeddings": None, "empty_caption": "embedding"}
-_REMEDY = "resume with the flags the run was started with, or use another --output_dir"
 _OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
 TUNING = ("OMP_NUM_THREADS", "MKL_DEBUG_CPU_TYPE")  # variables that choose the order of sums on a CPU
 # What PaddleNLP's TrainerState holds besides, at its start.
@@ -105,7 +87,7 @@ def contents_of(state: TrainingState, optimizer_state: dict | None = None) -> di
     """What the files of a checkpoint hold that change while training, by name. The tensors are those in use.
     `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`)."""
     contents = {
-        "model_state.pdparams": _without(state.model.state_dict(), state.unsaved),
+        "model_state.pdparams": without(state.model.state_dict(), state.unsaved),
         "optimizer.pdopt": state.optimizer.state_dict() if optimizer_state is None else optimizer_state,
         "scheduler.pdparams": state.scheduler.state_dict(),
     }
@@ -150,8 +132,7 @@ def save_checkpoint(
         files = {path.relative_to(target).as_posix(): checksum_file(path) for path in paths}
         manifest = {"global_step": step, **metadata, "versions": versions(), "files": files}
         write_json(target / MANIFEST, {**manifest, "crc32": checksum_json(manifest)})
-    problem = verify(folder)
-    if problem:
+    if problem := verify(folder):
         raise CheckpointError(f"{folder} does not verify after writing ({problem}); check the disk")
     if save_total_limit and save_total_limit > 0:
         for old in removable(list_checkpoints(output_dir), step, save_total_limit, backup_every):
@@ -179,10 +160,8 @@ def room_for(path: Path, num_bytes: int):
     """Raises DiskFullError where there is too little for a folder, or file, of so many bytes, or becomes so inside."""
     free = count_free_bytes(path.parent)
     if free < num_bytes:
-        raise DiskFullError(
-            f"{path} needs {num_bytes / 1e9:.3f} GB, {path.parent} has {free / 1e9:.3f} GB free; "
-            "free some, or keep fewer checkpoints with --save_total_limit"
-        )
+        text = f"{path} needs {num_bytes / 1e9:.3f} GB, {path.parent} has {free / 1e9:.3f} GB free"
+        raise DiskFullError(f"{text}; free some, or keep fewer checkpoints with --save_total_limit")
     try:
         yield
     except OSError as error:
@@ -197,199 +176,11 @@ def versions() -> dict[str, str]:
     return {"ppldm": __version__, "python": platform.python_version(), "paddle": paddle.__version__, **packages}
 
 
-def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -> None:
-    """Read weights and their average into `state`, but for the components `kept`, whose weights stay as they are.
-    Raises CheckpointError where they do not fit."""
-    kept = (*(f"{name}." for name in kept), *state.unsaved)
-    weights = _load(folder / "model_state.pdparams", return_numpy=True)
-    own = state.model.state_dict()
-    weights = _without(weights, kept)
-    weights |= {name: value.numpy() for name, value in own.items() if name.startswith(kept)}
-    for name, value in own.items():
-        if name not in weights or tuple(weights[name].shape) != tuple(value.shape):
-            found = tuple(weights[name].shape) if name in weights else "nothing"
-            raise CheckpointError(
-                f"{folder} holds {found} for {name}, this model wants {tuple(value.shape)}; {_REMEDY}"
-            )
-    if unknown := weights.keys() - own.keys():
-        raise CheckpointError(f"{folder} holds weights that this model has not, {min(unknown)} for one; {_REMEDY}")
-    state.model.set_state_dict(weights)
-    average = folder / "ema_state.pdparams"
-    if state.ema:
-        if not average.is_file():
-            raise CheckpointError(
-                f"{folder} holds no averaged weights; resume without --use_ema, as the run was started"
-            )
-        state.ema.load_state_dict(_load(average))
-    elif average.is_file():
-        get_logger().warning("%s holds averaged weights, which are dropped: --use_ema is not given", folder)
-    _load_posthoc(folder / POSTHOC_STATE, state)
-
-
-def _load_posthoc(path: Path, state: TrainingState) -> None:
-    if not state.posthoc:
-        if path.is_file():
-            get_logger().warning("%s is dropped: --ema_posthoc is not given", path)
-        return
-    found = _load(path) if path.is_file() else {}
-    for std, average in state.posthoc.items():
-        if f"{std:g}" not in found:
-            raise CheckpointError(
-                f"{path.parent} holds no average of --ema_posthoc {std:g}, which is tracked from the first update on; "
-                "resume as the run was started, or start anew in another --output_dir"
-            )
-        average.load_state_dict(found[f"{std:g}"])
-
-
-def _without(weights: dict, prefixes: tuple[str, ...]) -> dict:
+def without(weights: dict, prefixes: tuple[str, ...]) -> dict:
+    """The weights whose names begin with none of these."""
     return {name: value for name, value in weights.items() if not name.startswith(prefixes)}
-
-
-def _load(path: Path, return_numpy: bool = False) -> dict:
-    """What paddle.load would give of a file that paddle.save wrote; nothing in it is run. Raises ModelError."""
-    from ..weights.formats.paddle_files import NAME_TABLE, read_tree
-
-    tree = read_tree(path)
-    names = tree.pop(NAME_TABLE, {})
-    for key, name in names.items() if isinstance(names, dict) else ():
-        if isinstance(tree.get(key), np.ndarray):
-            tree[key] = (name, tree[key])
-    return _as_tensors(tree, return_numpy)
-
-
-def _as_tensors(value, return_numpy: bool):
-    """Arrays, alone or as (name, array), as tensors of that name on the current device, or as arrays."""
-    if isinstance(value, dict):  # which is emptied meanwhile: an optimizer's state is too large to have it twice
-        return {key: _as_tensors(value.pop(key), return_numpy) for key in list(value)}
-    name, array = value if isinstance(value, tuple) and len(value) == 2 else (None, value)
-    if not isinstance(array, np.ndarray):
-        return value
-    if return_numpy:
-        return array
-    tensor = paddle.to_tensor(array)  # of uint16, which stands for it, bfloat16
-    if name:
-        tensor.name = name
-    return tensor
-
-
-def load_optimizer(folder: Path, state: TrainingState) -> None:
-    """Read optimizer, schedule and scaler into `state`. Raises CheckpointError where some parameters have moments and
-    others none; before the first update, none has."""
-    with host_memory() if is_sharded(state.optimizer) else nullcontext():
-        moments = _load(folder / "optimizer.pdopt")
-    known = {parameter_of(key) for key in moments} - {None}
-    known |= state.untrained(read_manifest(folder)["global_step"]) if known else set()
-    for parameter in state.model.parameters():
-        if known and not parameter.stop_gradient and parameter.name not in known:
-            raise CheckpointError(f"{folder} has no optimizer state for {parameter.name}; {_REMEDY}")
-    state.optimizer.set_state_dict(moments)
-    state.scheduler.set_state_dict(_load(folder / "scheduler.pdparams"))
-    # There is none where the run went on in float16 only now, which --accept_changes precision allows.
-    if state.scaler and (folder / "scaler.pdparams").is_file():
-        state.scaler.load_state_dict(_load(folder / "scaler.pdparams", return_numpy=True))
 
 
 def machine_record(world: World) -> dict:
     """The kind of machine that this process computes on, JSON-ready: another one may give other last bits."""
     return {"device": device_model(), "ranks": world.size, **{name: read(name) for name in TUNING}}
-
-
-def restore(
-    checkpoint: Path | None,
-    state: TrainingState,
-    identity: dict,
-    description: ModelDescription,
-    data: Fingerprint,
-    accepted: Iterable[str] = (),
-) -> tuple[int, dict]:
-    """Read the weights of a checkpoint into `state`. (its step, what it had not logged); (0, {}) where there is none.
-
-    Raises CheckpointError naming all settings, components, process and tokenizer, and the part of the data, in which
-    the checkpoint differs from this run, and which are not among those `accepted`; ConfigError for one of those that
-    there is not. What an older checkpoint does not record is not compared. A frozen component whose change is accepted
-    keeps the weights that this run has given it."""
-    now = identity | description.settings()
-    for name in accepted:
-        if name not in now:
-            raise ConfigError(f"--accept_changes {name}: there is no such setting; choose from {', '.join(now)}")
-    if checkpoint is None:
-        return 0, {}
-    manifest = read_manifest(checkpoint)
-    accepted = {*accepted, "rows"} if "data" in accepted else set(accepted)  # their number goes with them
-    then = _ONCE | manifest["identity"] | _recorded(checkpoint, description)
-    other_data = compare_data(checkpoint, manifest, data)
-    changes = {"data": [f"the data: {other_data}"]} if other_data else {}
-    for name, value in sorted(now.items(), key=lambda item: item[0] in _FOLLOW):
-        if name != "data" and (found := differences(name, then.get(name, value), value)):
-            changes[name] = [f"{what} {before}, this run has {after}" for what, before, after in found]
-    frozen = [name for name, component in description.components.items() if not component.trained]
-    kept = tuple(name for name in frozen if name in changes)
-    if refused := {name: said for name, said in changes.items() if name not in accepted}:
-        raise CheckpointError(_explain(checkpoint, state, refused, kept))
-    for said in changes.values():
-        get_logger().info("as accepted, from update %d on no longer %s", manifest["global_step"], "; ".join(said))
-    load_model(checkpoint, state, kept)
-    get_logger().info("resuming from %s", checkpoint)
-    for name, version in versions().items():
-        before = manifest.get("versions", {}).get(name, version)
-        if before != version:
-            get_logger().info("it was written with %s %s, this is %s: bits may differ", name, before, version)
-    return manifest["global_step"], manifest["unlogged"]
-
-
-def differences(name: str, then, now) -> list[tuple]:
-    """(what, its value then, its value now) of each difference. Of two dicts, what one of them does not say is not
-    compared, and the entries that differ are named with them."""
-    if not isinstance(now, dict) or not isinstance(then, dict):
-        return [] if then == now else [(name, then, now)]
-    return [(f"{name}'s {key}", then[key], now[key]) for key in now if key in then and then[key] != now[key]]
-
-
-def _explain(checkpoint: Path, state: TrainingState, refused: dict[str, list[str]], kept: tuple[str, ...]) -> str:
-    """What differs, and what to do: that the changes may be accepted is said only where the checkpoint then fits."""
-    said = [one for name, found in refused.items() if name != "data" for one in found]
-    text = f"{checkpoint} was trained "
-    text += f"on other {refused['data'][0].removeprefix('the ')}; " if "data" in refused else ""
-    text += f"{'and ' if 'data' in refused else ''}with {'; '.join(said)}; " if said else ""
-    try:
-        load_model(checkpoint, state, kept)
-        load_optimizer(checkpoint, state)
-    except PpldmError as error:
-        return f"{text}that cannot be accepted: {error}"
-    same = "data" if not said else "setting" if len(said) == 1 else "settings"
-    what = "them and their order" if not said else "the change" if len(refused) == 1 else "the changes"
-    return (
-        f"{text}resume with the same {same}, accept {what} with --accept_changes {' '.join(refused)}, or start anew in "
-        "another --output_dir"
-    )
-
-
-def _recorded(checkpoint: Path, description: ModelDescription) -> dict:
-    """What a checkpoint says of its networks. Of an older one, without model.json, the weights of those that are not
-    trained tell whether they are this run's."""
-    if has_model_file(checkpoint):
-        return read_model_file(checkpoint).settings()
-    frozen = tuple(f"{name}." for name, component in description.components.items() if not component.trained)
-    arrays = read_arrays(checkpoint / CHECKPOINT_WEIGHTS, lambda name: name.startswith(frozen)) if frozen else {}
-    return {
-        prefix[:-1]: {
-            "weights": checksum_arrays((n.removeprefix(prefix), a) for n, a in arrays.items() if n.startswith(prefix))
-        }
-        for prefix in frozen
-    }
-
-
-def compare_data(checkpoint: Path, manifest: dict, data: Fingerprint) -> str | None:
-    """The part or list where `data` differs, in words; None where nothing does. A checkpoint without a record, as
-    earlier versions wrote it, is taken as it is, with a line in the log. Raises CheckpointError for a record that
-    cannot be read."""
-    recorded = manifest["identity"].get("data")
-    if recorded is None:
-        get_logger().info("%s does not record its data: that they are the same is not checked", checkpoint)
-    elif recorded != data.digest:
-        try:
-            record = (checkpoint / DATA_FILE).read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"cannot read {checkpoint / DATA_FILE}: {error.strerror}; restore it") from error
-        return find_difference(Fingerprint.from_record(record), data)
-    return None

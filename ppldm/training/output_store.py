@@ -1,14 +1,13 @@
 """The output folder of a run in a store: a folder of this machine, and its copy at the store's address.
 
-After each checkpoint a thread brings the copy up to date, so that training does not wait: files of new checkpoints,
-each with its manifest last, by which it is there or not; away with the manifests, then the files, of those that were
-removed here; then whatever else has changed. Where that fails there is a warning, and the next checkpoint tries again;
-with the last one of a run it is an error. A start on another machine finds the newest checkpoint of the copy that
-verifies."""
+After each checkpoint a thread brings the copy up to date: files of new checkpoints, each with its manifest last, by
+which it is there or not; away with the manifests, then the files, of those that were removed here; then whatever else
+has changed. Where that fails there is a warning, and the next checkpoint tries again; with the last one of a run it is
+an error. A start on another machine finds the newest checkpoint of the copy that verifies."""
 
 import fcntl
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ..utils.checksums import hash_file
@@ -40,9 +39,8 @@ class OutputStore:
             return
         found = client.find(self.url)
         if found and mark not in found:
-            raise ConfigError(
-                f"--output_dir {self.url} holds files that are not a run of ppldm; choose another address"
-            )
+            text = f"--output_dir {self.url} holds files that are not a run of ppldm"
+            raise ConfigError(f"{text}; choose another address")
         for name in found:
             if "/" not in name and not name.endswith(_WEIGHTS):
                 temporary = self.folder / f".{name}.tmp"
@@ -83,13 +81,18 @@ class OutputStore:
         """Bring the copy up to date, in a thread; with `wait` raises OutputError where that fails."""
         if self._pending is None or self._pending.done() or wait:
             self._pending = self._executor.submit(self._push)
-            self._pending.add_done_callback(_warn)
         if wait and (error := self._pending.exception()):
-            raise OutputError(
-                f"{self.folder} could not be copied to {shown(self.url)}: {error}; the same command goes on"
-            ) from error
+            text = f"{self.folder} could not be copied to {shown(self.url)}: {error}; the same command goes on"
+            raise OutputError(text) from error
 
     def _push(self) -> None:
+        try:
+            self._copy()
+        except StoreError as error:
+            get_logger().warning("the output is not copied yet, the next checkpoint tries again: %s", error)
+            raise
+
+    def _copy(self) -> None:
         whole, here = self._whole(), {folder.name: folder for folder in reversed(list_checkpoints(self.folder))}
         for name, folder in here.items():
             if name not in self._own and not (name in whole and self._is_same(folder)):
@@ -138,8 +141,3 @@ class OutputStore:
     def _remove(self, name: str) -> None:
         for file in sorted(client.find(f"{self.url}/{name}"), key=lambda file: file != MANIFEST):
             client.remove(f"{self.url}/{name}/{file}")
-
-
-def _warn(done: Future) -> None:
-    if isinstance(error := done.exception(), StoreError):
-        get_logger().warning("the output is not copied yet, the next checkpoint tries again: %s", error)

@@ -83,10 +83,9 @@ class Past:
         (summary,) = build_indexes([part], Source(part, (part,)))
         same = [number for number, one in enumerate(parts) if one.content == (summary.rows, *summary.content)]
         if not same and any(one.name == part.name for one in parts):
-            raise CheckpointError(
-                f"{self.folder} was trained on another {part.name} than {part}, so that what it has seen of it is not "
-                "known; give the part that it was trained on, or leave out a run that was trained on other data"
-            )
+            text = f"{self.folder} was trained on another {part.name} than {part}: what it has seen of it is not known"
+            fix = "give the part that it was trained on, or leave out a run that was trained on other data"
+            raise CheckpointError(f"{text}; {fix}")
         starts = self.dataset.selection.starts
         return [int(starts[number]) + row for number in same for row in rows]
 
@@ -111,14 +110,9 @@ class Past:
         return places
 
     def _report(self, first: int | None) -> dict:
-        return {
-            "run": str(self.folder),
-            "updates": self.checkpoints[-1],
-            "first_update": first,
-            "stand_ins": self.stand_ins,
-            "checkpoints": self.checkpoints,
-            "never_seen": [step for step in self.checkpoints if first is None or step < first],
-        }
+        never = [step for step in self.checkpoints if first is None or step < first]
+        facts = {"run": str(self.folder), "updates": self.checkpoints[-1], "first_update": first}
+        return facts | {"stand_ins": self.stand_ins, "checkpoints": self.checkpoints, "never_seen": never}
 
     def _describe(self, use: Use, row: int) -> dict:
         update, number = divmod(use.position, self.batch)
@@ -145,11 +139,8 @@ def opened_past(run) -> Iterator[Past]:
     """The past of the run in a folder; inside the block paths are those of the folder where it was started. Raises
     CheckpointError, or another PpldmError, for what is gone or has changed since, such as its data."""
     folder = local_path(run).resolve()
-    found = [
-        read_json_object(path, CheckpointError, "restore the checkpoint, or remove it")
-        for one in list_checkpoints(folder)
-        if (path := one / "manifest.json").is_file()
-    ]
+    paths = [path for one in list_checkpoints(folder) if (path := one / "manifest.json").is_file()]
+    found = [read_json_object(path, CheckpointError, "restore the checkpoint, or remove it") for path in paths]
     if not found:
         raise CheckpointError(f"{folder} has no checkpoint; give the --output_dir of a run that has saved one")
     manifests = {manifest["global_step"]: manifest for manifest in sorted(found, key=lambda one: one["global_step"])}
@@ -167,10 +158,9 @@ def _make(folder: Path, checkpoints: list[int], identity: dict) -> Past:
     tokenizer, control = description.tokenizer, getattr(model, "control", None)
     inputs = {"pixels": Pixels()} | ({"control": Control(make_filter(control))} if control else {})
     tokenizer = tokenizer and load_tokenizer(checkpoint / TOKENIZER_FOLDER, tokenizer["max_length"])
-    dataset = dataset_maker(data, training.seed, inputs=inputs, tokenizer=tokenizer)(
-        [replace(source, latents="off") for source in sources],
-        selection=select_training_rows(sources, data, training, World()),
-    )
+    selection = select_training_rows(sources, data, training, World())
+    make_dataset = dataset_maker(data, training.seed, inputs=inputs, tokenizer=tokenizer)
+    dataset = make_dataset([replace(source, latents="off") for source in sources], selection=selection)
     if not (record := checkpoint / "data.json.gz").is_file():
         raise CheckpointError(f"{checkpoint} does not record its data; train with this version of ppldm")
     if difference := find_difference(Fingerprint.from_record(record.read_bytes()), dataset.fingerprint):
@@ -196,27 +186,23 @@ def _refuse_changes(folder: Path, manifests: dict[int, dict]) -> None:
     for one, other in zip(identities, identities[1:], strict=False):
         for name in _DECIDING:
             if name in one and name in other and one[name] != other[name]:
-                raise CheckpointError(
-                    f"{folder} has changed {name} on its way, from {one[name]} to {other[name]} (--accept_changes): "
-                    "what it read before the change does not follow from its settings now"
-                )
+                text = f"{folder} has changed {name} on its way, from {one[name]} to {other[name]} (--accept_changes)"
+                raise CheckpointError(f"{text}: what it read before the change does not follow from its settings now")
 
 
 def describe_past(report: dict) -> list[str]:
     """A report of `Past.see` or `Past.start_again` for people, line by line."""
     start = f"{report['run']}, {count_of(report['updates'], 'update')}"
-    never = ", ".join(map(checkpoint_name, report["never_seen"]))
+    never = ", ".join(map(checkpoint_name, report["never_seen"])) or "none"
     if "times" in report:
         lines = [f"{start}: seen {count_of(report['times'], 'time')}", *map(_describe_use, report["seen"])]
-        lines.append(f"  checkpoints that have never seen it: {never or 'none'}")
-    elif report["first_update"] is None:
+        lines.append(f"  checkpoints that have never seen it: {never}")
+    elif (first := report["first_update"]) is None:
         lines = [f"{start}: has seen none of these rows"]
     else:
-        lines = [
-            f"{start}: saw the first of these rows in update {report['first_update']}",
-            f"  checkpoints that have seen none: {never or 'none'}",
-            f"  train again from {report['train_again_from'] or 'the beginning'}",
-        ]
+        lines = [f"{start}: saw the first of these rows in update {first}"]
+        lines.append(f"  checkpoints that have seen none: {never}")
+        lines.append(f"  train again from {report['train_again_from'] or 'the beginning'}")
     if not report["stand_ins"]:
         lines.append("  of cached latents: uses in place of bad rows are not known")
     return lines

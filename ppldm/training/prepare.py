@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import paddle
 
 from .. import __version__
@@ -18,8 +17,7 @@ from ..data.dataset import TextImageDataset
 from ..data.filelist import Source
 from ..data.order import Mix
 from ..data.shapes import group_size_of
-from ..diffusion.drawing import USUAL
-from ..families.base import Family, Sitting, check_family, get_family
+from ..families.base import Family, check_family, get_family
 from ..networks.cpu_operators.layers import operators_are_usable
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils import variables
@@ -27,27 +25,24 @@ from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.machine import devices
-from ..utils.processes.ranks import World, watch_ranks
-from ..utils.text import count_of, hide
+from ..utils.processes.ranks import World, join, watch_ranks
+from ..utils.text import count_of
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
 from ..weights.model_file import kind_of
 from . import adamw, rows
-from .checkpoint import TrainingState, restore
+from .checkpoint import TrainingState
 from .report import IntervalMetrics
 from .run import TrainingRun
-from .run_folder import SNAPSHOTS, current_prompts, prepare_output, read_manifest
+from .run_folder import SNAPSHOTS, prepare_output, read_manifest
 
 if TYPE_CHECKING:
     from ..data.cached.run import EmbeddingsRule, LatentsRule
     from .averages.snapshots import SnapshotWriter
 
-ADAPTERS_FOLDER = "lora"  # in the output folder
-
 
 def prepare(config, data, arguments) -> TrainingRun:
-    """Everything between the settings and the first update: a family's own `config`, those of the data and of training.
-    Raises a PpldmError for whatever cannot work."""
+    """Everything between the settings, a family's own `config` first, and the first update. Raises a PpldmError."""
     family = get_family(config.family)
     check_family(config, data, arguments)
     sources, held_out_sources = open_data(data)
@@ -57,13 +52,10 @@ def prepare(config, data, arguments) -> TrainingRun:
     checkpoint = take_folder(arguments, world, settings)
     selection = rows.select_training_rows(sources, data, arguments, world)
     model = family.build(config, data, arguments.seed)
-    uses_latents = any(source.latents != "off" for source in (*sources, *held_out_sources))
-    latents = latents_rule(model, data) if uses_latents else None
-    make_dataset = rows.dataset_maker(
-        data, arguments.seed, inputs=model.inputs, tokenizer=model.tokenizer, latents=latents
-    )
-    embeddings = embeddings_rule(family, model, config, data)
-    dataset = make_dataset(sources, selection=selection, embeddings=embeddings)
+    latents = latents_rule(model, data) if any(one.latents != "off" for one in sources + held_out_sources) else None
+    facts = {"inputs": model.inputs, "tokenizer": model.tokenizer, "latents": latents}
+    make_dataset = rows.dataset_maker(data, arguments.seed, **facts)
+    dataset = make_dataset(sources, selection=selection, embeddings=embeddings_rule(family, model, config, data))
     if dataset.latents:
         model.keep_moments = dataset.latents.keep
     if world.is_main:
@@ -76,8 +68,13 @@ def prepare(config, data, arguments) -> TrainingRun:
     identity = run_identity(arguments, data, dataset, group_size, global_batch_size, max_steps)
     identity |= identity_of(config) | family.identity(config, data)
     identity, accepted = without_secrets(identity, arguments.written, data, config), arguments.accept_changes
-    start_step, unlogged = restore(checkpoint, state, identity, description, dataset.fingerprint, accepted)
-    log_size(dataset, max_steps, global_batch_size, model)
+    start_step, unlogged = 0, {}
+    if checkpoint or accepted:
+        from .resume import restore
+
+        start_step, unlogged = restore(checkpoint, state, identity, description, dataset.fingerprint, accepted)
+    sizes = len(dataset), max_steps, global_batch_size, sum(p.size for p in model.trained_parameters().values()) / 1e6
+    get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
     validate = None
     if held_out_sources:
         from .validation import make_validation
@@ -98,19 +95,12 @@ def prepare(config, data, arguments) -> TrainingRun:
         start_step=start_step,
         interval=IntervalMetrics(world, model.process is not None, unlogged, data.max_skipped_share),
         rate_ratios=rate_ratios,
-        draw_every=getattr(config, "image_logging_steps", 0),
-        draw=partial(draw_pictures, family, config, state, dataset, prompts, arguments, world),
-        export=partial(export_model, family, config, state, dataset, prompts, arguments),
+        family=family,
+        model_settings=config,
+        prompts=prompts,
         validate=validate,
         snapshots=snapshot_writer(config, state, arguments, max_steps),
     )
-
-
-def log_size(dataset: TextImageDataset, max_steps: int, global_batch_size: int, model) -> None:
-    """How much is trained on how much, in the log."""
-    millions = sum(np.prod(p.shape) for p in model.trained_parameters().values()) / 1e6
-    sizes = (len(dataset), max_steps, global_batch_size, millions)
-    get_logger().info("%d rows, %d updates of %d samples, %.1f M trained parameters", *sizes)
 
 
 def open_data(data: DataOptions) -> tuple[list[Source], list[Source]]:
@@ -189,8 +179,7 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
         from .compiled import CompiledPrediction
 
         model.compiled_predict = CompiledPrediction(model, world)
-    trained = model.trained_parameters()
-    decay = family.average(config)
+    trained, decay = model.trained_parameters(), family.average(config)
     average = ExponentialMovingAverage(trained, decay) if decay else None
     stds = getattr(config, "ema_posthoc", None) or ()
     posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
@@ -207,8 +196,7 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
 def optimizer_kind(arguments, world: World) -> Callable:
     """What makes the AdamW that the settings and the device ask for."""
     kind = adamw.FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
-    if operators_are_usable():
-        kind = adamw.CpuAdamW
+    kind = adamw.CpuAdamW if operators_are_usable() else kind
     if arguments.sharding and world.size > 1:
         from .sharding import sharded
 
@@ -228,34 +216,6 @@ def snapshot_writer(config, state: TrainingState, arguments, max_steps: int) -> 
     return SnapshotWriter(Path(arguments.output_dir), state.posthoc, every, config.ema_posthoc_dtype)
 
 
-def draw_pictures(family: Family, config, state, dataset, prompts, arguments, world: World, batch: dict):
-    """What `TrainingRun.draw` gives. A collective call."""
-    from .validation import undisturbed
-
-    prompts = current_prompts(Path(arguments.output_dir), world) or prompts
-    scales = arguments.validation_guidance_scales
-    usual = getattr(state.model, "usual", USUAL).guidance_scale
-    scales = sorted(scales or dict.fromkeys((usual, 1.0)), key=lambda scale: scale != usual)  # the model's own first
-    sitting = Sitting(config, state.model, dataset, batch, prompts, scales, arguments.seed, world)
-    with undisturbed(state), adamw.autocast(arguments)():
-        return family.draw(sitting)
-
-
-def export_model(family: Family, config, state, dataset, prompts, arguments, metadata: dict) -> Path:
-    """The folder of the trained model, or of its adapters, written, with `metadata` beside the weights."""
-    output, model = Path(arguments.output_dir), state.model
-    if model.tokenizer:
-        shown = (prompt for prompt in prompts if hide(prompt) == prompt)
-        metadata["example_prompt"] = next(shown, None) or rows.first_caption(dataset)
-    if model.adapters:
-        from ..weights.lora.merge import write_adapters
-
-        write_adapters(model, output / ADAPTERS_FOLDER, state.ema, metadata)
-    if not model.adapters or config.export_merged:
-        family.export(model, config, dataset, output / family.export_folder, state.ema, metadata)
-    return output / (ADAPTERS_FOLDER if model.adapters else family.export_folder)
-
-
 def read_validation_prompts(values: list[str]) -> list[str]:
     """The prompts of the files among `values`, and the other values themselves. Raises ConfigError."""
     prompts = []
@@ -273,12 +233,7 @@ def read_validation_prompts(values: list[str]) -> list[str]:
 
 
 def run_identity(
-    arguments: TrainingOptions,
-    data_arguments: DataOptions,
-    dataset: TextImageDataset,
-    group_size: int,
-    global_batch_size: int,
-    max_steps: int,
+    arguments: TrainingOptions, data_arguments: DataOptions, dataset, group_size: int, global_batch_size: int, max_steps
 ) -> dict:
     """What decides which samples a step sees and what it makes of them, by name, JSON-ready. A checkpoint of another
     run differs in it. What only speed and memory depend on is not part of it."""
@@ -328,23 +283,18 @@ def detect_world(arguments: TrainingOptions) -> World:
     world = World.detect()
     arguments.gradient_accumulation_steps = arguments.accumulation_for(world.size)
     devices.use_device(arguments.device)
+    kind = devices.current_kind()
     if world.size > 1:
-        from ..utils.processes.ranks import join
-
-        if (
-            kind := devices.current_kind()
-        ) != devices.installed_kind():  # the CPU, asked for where Paddle is made for more
+        if kind != devices.installed_kind():  # the CPU, asked for where Paddle is made for more
             variables.set_for_libraries(devices.collective_variables(kind), replace=True)
         join(world, arguments.rank_timeout)
     watch_ranks(world, arguments.rank_timeout)
     device = devices.current_device()
     devices.check_precision(arguments.bf16, arguments.fp16, device)
     apply_switches(arguments)
-    get_logger().info(
-        "global_batch_size %d = %d per device x %d accumulation x %s on %s",
-        *(arguments.samples_of_update(world.size), arguments.per_device_train_batch_size),
-        *(arguments.gradient_accumulation_steps, count_of(world.size, "rank"), device.name),
-    )
+    batch, accumulated = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
+    words = f"{batch} per device x {accumulated} accumulation x {count_of(world.size, 'rank')} on {device.name}"
+    get_logger().info("global_batch_size %d = %s", batch * accumulated * world.size, words)
     adamw.warn_of_cpu(arguments)
     return world
 

@@ -3,40 +3,37 @@
 `IntervalMetrics` is what happened between two log lines, on all ranks, as means that are means. Its `state` is part of
 the checkpoint: an interval that a stop cut in two is one again, and the curve too.
 
-All ranks wait for the slowest, so the pace of a run does not tell which one is slow. In its forward passes and its data
-a rank waits for nobody. The former are timed in the last update before a log line, and the device waited for before and
-after each: no other update loses anything by it.
+The sinks show the lines of metrics.jsonl elsewhere, each as one curve over any number of resumes. VisualDL shows one
+file of a folder, which is written again when a run resumes; the others are in `sinks.py`.
 """
 
-import faulthandler
+import json
+import math
 import socket
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import numpy as np
-import paddle
 from paddlenlp.utils.profiler import add_profiler_step
 from PIL import Image
 
 from ..networks.model import Loss
 from ..utils.errors import DataError
+from ..utils.files import naming_full_disk
 from ..utils.log import get_logger, leave_out_next_step, progress
-from ..utils.machine.devices import current_kind, peak_device_memory_bytes, wait_for_device
+from ..utils.machine.devices import current_kind, peak_device_memory_bytes
 from ..utils.machine.resources import process_memory_bytes
 from ..utils.processes.ranks import World, gather_objects
-from ..utils.processes.signals import end_process
 from . import metrics
 from .run_folder import NOTHING, Order
 
 WINDOW_SAMPLES = 1000
 LEAST_SAMPLES = 100  # a share of fewer says nothing
-SLOW, SLOW_ON_CPU = 1.2, 4 / 3  # times the median rank's seconds, in two log lines in a row
+NUM_QUARTERS = 4  # of the timesteps, by each of which the loss is logged; the first has the least noise
 
 
 @dataclass(frozen=True)
@@ -101,9 +98,8 @@ class IntervalMetrics:
     def __init__(self, world: World, by_level: bool = False, state: dict | None = None, max_skipped_share: float = 1.0):
         """`by_level`: whether samples have a noise level. `state`: what `state` gave before a stop.
         `max_skipped_share`: of the rows read lately (`SkippedShare`), above which `check_skipped` raises."""
-        # Of checkpoints without one, the window begins anew.
         self.skipped_share = SkippedShare(max_skipped_share, (state or {}).get("skipped_share"))
-        self.world, self.by_level = world, by_level
+        self.world, self.by_level, self._device_has_memory = world, by_level, current_kind().own_memory
         self.skipped, self.skipped_updates = Counter(), 0
         self._observed, self._skipped_here, self._checksum_here = [], Counter(), 0
         self._start()
@@ -116,7 +112,7 @@ class IntervalMetrics:
 
     def _start(self):
         self.losses, self.grad_norms = [], []
-        self.quarters = np.zeros((2, metrics.NUM_QUARTERS))  # sums of squared errors, numbers of samples
+        self.quarters = np.zeros((2, NUM_QUARTERS))  # sums of squared errors, numbers of samples
         self.checksum = 0  # the sum of its samples' CRC-32, which any order and any number of ranks gives
         self.restart_clock()
 
@@ -158,14 +154,13 @@ class IntervalMetrics:
 
     def gather(self) -> None:
         """Add to `quarters`, `skipped` and `checksum` what each rank has seen since the last time."""
-        mine = np.zeros((2, metrics.NUM_QUARTERS))
+        mine = np.zeros((2, NUM_QUARTERS))
         for levels, errors in self._observed:
-            places = (levels.numpy() * metrics.NUM_QUARTERS).astype(np.int64)
+            places = (levels.numpy() * NUM_QUARTERS).astype(np.int64)
             np.add.at(mine[0], places, errors.numpy().astype(np.float64))
             np.add.at(mine[1], places, 1.0)
-        for quarters, skipped, checksum in gather_objects(
-            (mine, dict(self._skipped_here), self._checksum_here), self.world
-        ):
+        seen = mine, dict(self._skipped_here), self._checksum_here
+        for quarters, skipped, checksum in gather_objects(seen, self.world):
             self.quarters += quarters
             self.skipped.update(skipped)
             self.checksum = (self.checksum + checksum) % 2**32
@@ -175,24 +170,17 @@ class IntervalMetrics:
     def state(self) -> dict:
         """What a checkpoint keeps, ready for JSON, so that a resumed run logs what one without a stop does."""
         self.gather()
-        return {
-            "losses": self.losses,
-            "grad_norms": self.grad_norms,
-            "quarters": self.quarters.tolist(),
-            "checksum": self.checksum,
-            "skipped": dict(self.skipped),
-            "skipped_updates": self.skipped_updates,
-            "skipped_share": self.skipped_share.state(),
-        }
+        kept = {"losses": self.losses, "grad_norms": self.grad_norms, "quarters": self.quarters.tolist()}
+        kept |= {"checksum": self.checksum, "skipped": dict(self.skipped), "skipped_updates": self.skipped_updates}
+        return {**kept, "skipped_share": self.skipped_share.state()}
 
     def summary(self) -> dict:
         """The interval's numbers, and its end. Seconds waited and memory are those of the rank that has most."""
         seconds = time.perf_counter() - self.started
         self.gather()
-        wait_seconds, memory, device_memory = np.max(
-            gather_objects((self.wait_seconds, process_memory_bytes("VmHWM"), peak_device_memory_bytes()), self.world),
-            axis=0,
-        )
+        on_device = peak_device_memory_bytes() if self._device_has_memory else 0
+        seen = gather_objects((self.wait_seconds, process_memory_bytes("VmHWM"), on_device), self.world)
+        wait_seconds, memory, device_memory = np.max(seen, axis=0)
         rate = self.samples / seconds
         values = {"loss": float(np.mean(self.losses)) if self.losses else float("nan")}
         if self.by_level:
@@ -201,121 +189,28 @@ class IntervalMetrics:
             values |= {f"loss_quarter_{number}": float(mean) for number, mean in enumerate(means, 1)}
         if self.grad_norms:
             values["grad_norm"] = float(np.mean(self.grad_norms))
-        values |= {
-            "data_crc32": self.checksum,
-            "images_per_second": rate,
-            "images_per_second_per_device": rate / self.world.size,
-            "data_wait_share": wait_seconds / seconds,
-            "avg_reader_cost": wait_seconds / max(1, self.updates),
-            "avg_batch_cost": seconds / max(1, self.updates),
-            "skipped_updates": self.skipped_updates,
-            "skipped_rows": self.skipped.total(),
-            **{f"skipped_rows_{reason}": count for reason, count in sorted(self.skipped.items())},
-            "peak_memory_gb": memory / 1e9,
-        }
+        updates = max(1, self.updates)
+        values |= {"data_crc32": self.checksum, "images_per_second": rate}
+        values |= {"images_per_second_per_device": rate / self.world.size, "data_wait_share": wait_seconds / seconds}
+        values |= {"avg_reader_cost": wait_seconds / updates, "avg_batch_cost": seconds / updates}
+        values |= {"skipped_updates": self.skipped_updates, "skipped_rows": self.skipped.total()}
+        values |= {f"skipped_rows_{reason}": count for reason, count in sorted(self.skipped.items())}
+        values["peak_memory_gb"] = memory / 1e9
         if device_memory:
             values["peak_device_memory_gb"] = device_memory / 1e9
         self._start()
         return values
 
 
-class ForwardTimer:
-    """Adds up the seconds of a model's forward passes in training while `is_on`. `close` leaves it alone again."""
-
-    def __init__(self, model: paddle.nn.Layer):
-        self.is_on, self.seconds, self._began = False, 0.0, None
-        self._hooks = [model.register_forward_pre_hook(self._begin), model.register_forward_post_hook(self._end)]
-
-    def _begin(self, layer, _inputs) -> None:
-        if self.is_on and layer.training:
-            wait_for_device()
-            self._began = time.perf_counter()
-
-    def _end(self, _layer, _inputs, _outputs) -> None:
-        if self._began is not None:
-            wait_for_device()
-            self.seconds, self._began = self.seconds + time.perf_counter() - self._began, None
-
-    def take(self) -> float:
-        """The seconds since the last time."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
-
-    def close(self) -> None:
-        """Time nothing more."""
-        for hook in self._hooks:
-            hook.remove()
-
-
-class SlowRanks:
-    """Finds those that the others wait for, from the seconds of all ranks at each log line."""
-
-    def __init__(self, limit: float = SLOW):
-        self._limit, self._slow = limit, dict[int, int]()  # rank -> log lines in a row
-
-    def find(self, seconds: Sequence[tuple[float, str]]) -> list[str]:
-        """What to say of ranks that are newly known to be slow. seconds: (own seconds of an update, host) by rank."""
-        usual = median(one for one, _ in seconds)
-        ratios = {rank: one / usual for rank, (one, _) in enumerate(seconds)} if usual else {}
-        self._slow = {rank: self._slow.get(rank, 0) + 1 for rank, ratio in ratios.items() if ratio >= self._limit}
-        return [
-            f"rank {rank} on {seconds[rank][1]} takes {ratios[rank]:.2f} times as long as the median rank for its "
-            "forward pass and its data, and the others wait for it; see what else that machine or device does"
-            for rank, lines in self._slow.items()
-            if lines == 2
-        ]
-
-
-class TimedBatches:
-    """An iterable of batches that adds up the seconds its reader waited for them; the clock starts with the first. The
-    process, and with it its loaders, ends with status 1 where one takes longer than `seconds` (0: no limit): a read
-    that hangs cannot be interrupted from within, so a thread writes where every other one stands, and names the
-    rank."""
-
-    def __init__(self, batches, interval: IntervalMetrics, seconds: float, rank: int):
-        self.batches, self.interval, self.seconds, self.rank = batches, interval, seconds, rank
-        self._waiting_since: float | None = None
-
-    def __iter__(self):
-        ended = threading.Event()
-        if self.seconds > 0:
-            threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
-        self.interval.restart_clock()
-        try:
-            with closing(iter(self.batches)) as source:
-                while True:
-                    self._waiting_since = started = time.perf_counter()
-                    batch = next(source, None)
-                    self._waiting_since = None
-                    if batch is None:
-                        return
-                    self.interval.wait_seconds += time.perf_counter() - started
-                    yield batch
-        finally:
-            self._waiting_since = None
-            ended.set()
-
-    def _watch(self, ended: threading.Event) -> None:
-        while not ended.wait(min(1.0, self.seconds / 4)):
-            since = self._waiting_since
-            if since is not None and time.perf_counter() - since > self.seconds:
-                faulthandler.dump_traceback()
-                end_process(
-                    self.rank,
-                    f"rank {self.rank} has waited {self.seconds:g} s for a batch; see to its storage, "
-                    "or allow more with --data_timeout",
-                )
-
-
 class Reporter:
-    """Logs every `logging_steps` updates, draws every `draw_every`, validates, and shows the progress of the run. All
-    ranks count, draw and validate; the main one writes. A context manager: what it writes to is opened at the start of
-    the block, and closed at its end. run: a TrainingRun."""
+    """Logs every `logging_steps` updates, draws every `image_logging_steps`, validates, and shows the progress of the
+    run. All ranks count, draw and validate; the main one writes. A context manager: what it writes to is opened at the
+    start of the block, and closed at its end. run: a TrainingRun."""
 
     def __init__(self, run):
         self.run, self.interval, self.sinks = run, run.interval, []
         self.path: Path | None = None  # of metrics.jsonl, on the main rank inside the block
-        self.timer, self.slow_ranks = None, SlowRanks(SLOW_ON_CPU if current_kind().is_cpu else SLOW)
+        self.timer = self.slow_ranks = None  # of several ranks
 
     def __enter__(self):
         run, arguments = self.run, self.run.arguments
@@ -327,17 +222,16 @@ class Reporter:
                 from ..data.shapes import BUCKETS_FILE
 
                 first["buckets"] = np.asarray(Image.open(folder / BUCKETS_FILE).convert("RGB"))
-            self.sinks = metrics.open_sinks(arguments.report_to, folder, arguments.log_folder, past, run.config, first)
+            self.sinks = open_sinks(arguments.report_to, folder, arguments.log_folder, past, run.config, first)
         if run.world.size > 1:
+            from .ranks import SLOW, SLOW_ON_CPU, ForwardTimer, SlowRanks
+
             self.timer = ForwardTimer(run.state.model)
+            self.slow_ranks = SlowRanks(SLOW_ON_CPU if current_kind().is_cpu else SLOW)
             self._time_forward(run.start_step + 1)
-        self.bar = progress(
-            total=run.max_steps,
-            initial=run.start_step,
-            desc="training",
-            unit="update",
-            disable=arguments.disable_tqdm or not run.world.is_main,
-        )
+        is_hidden = arguments.disable_tqdm or not run.world.is_main
+        counts = {"total": run.max_steps, "initial": run.start_step, "unit": "update"}
+        self.bar = progress(desc="training", disable=is_hidden, **counts)
         return self
 
     def after_update(self, step: int, update: Update, batches: list[dict]) -> None:
@@ -365,7 +259,7 @@ class Reporter:
             numbers |= self._interval_values()
         self._time_forward(step + 1)
         if numbers and self.path:
-            metrics.log_metrics(self.path, step, numbers, self.sinks)
+            log_metrics(self.path, step, numbers, self.sinks)
 
     def _is_logged(self, step: int) -> bool:
         return step % self.run.arguments.logging_steps == 0 or step == self.run.max_steps
@@ -380,7 +274,7 @@ class Reporter:
         still meanwhile."""
         run, numbers = self.run, {}
         with self.interval.paused():
-            if asked or self._due(step, run.draw_every):
+            if asked or self._due(step, getattr(run.model_settings, "image_logging_steps", 0)):
                 pictures, numbers = run.draw(batch)
                 if self.path:
                     self._keep(step, pictures)
@@ -398,7 +292,7 @@ class Reporter:
         if self.run.arguments.benchmark:
             values["ips"] = values["images_per_second"]
             if self.path:
-                get_logger().info("%s", metrics.describe_costs(values, self.run.global_batch_size))
+                get_logger().info("%s", describe_costs(values, self.run.global_batch_size))
         return values
 
     def _keep(self, step: int, pictures: dict) -> None:
@@ -409,7 +303,7 @@ class Reporter:
         titled = {}
         for tag, picture in pictures.items():
             titled[tag] = with_title(np.asarray(picture), f"{tag}, step {step:,}")
-            path = folder / metrics.picture_name(step, tag)
+            path = folder / f"step-{step:06d}-{tag}.png"  # metrics.PICTURE
             save_png(path, titled[tag], cells_as_text(picture, TITLE_HEIGHT))
             get_logger().info("sample pictures: %s", path)
         for sink in self.sinks:
@@ -426,3 +320,110 @@ class Reporter:
             sink.close()
         for reason, count in sorted(self.interval.skipped.items()):
             get_logger().warning("skipped %d rows: %s", count, reason)
+
+
+def log_metrics(path: Path, step: int, values: dict, sinks: Iterable = ()) -> None:
+    """Append {"global_step": step, "time": seconds since 1970, **values} to the file, and show it in the log and in
+    each sink. NaN is written as null."""
+    record = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    record = {"global_step": step, "time": round(time.time(), 3), **record}
+    with naming_full_disk(path), open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+    for sink in sinks:
+        sink.add_numbers(*points_of(record))
+    get_logger().info("%s", describe(step, values))
+
+
+def describe(step: int, values: dict) -> str:
+    """The numbers as a line for people; those that are not there are left out."""
+    words = [f"step {step}"]
+    if "loss" in values:
+        words.append(f"loss {values['loss']:.4f}")
+    quarters = [values[name] for number in range(NUM_QUARTERS) if (name := f"loss_quarter_{number + 1}") in values]
+    if quarters:
+        words.append(f"by timestep {' '.join('-' if math.isnan(q) else f'{q:.3f}' for q in quarters)}")
+    shown = {
+        "validation_loss": "validation loss {:.4f}",
+        "psnr": "psnr {:.2f} dB",
+        "grad_norm": "gradient {:.3g}",
+        "lr_abs": "lr {:.3g}",
+        "images_per_second": "{:.3g} images/s",
+        "data_wait_share": "waited for data {:.1%}",
+        "peak_memory_gb": "memory {:.1f} GB",
+        "peak_device_memory_gb": "device {:.1f} GB",
+    }
+    per_device = values.get("images_per_second_per_device")
+    if per_device not in (None, values.get("images_per_second")):
+        shown["images_per_second"] += f" ({per_device:.3g} a device)"
+    words += [form.format(values[name]) for name, form in shown.items() if name in values]
+    for what in ("rows", "updates"):
+        if values.get(f"skipped_{what}"):
+            words.append(f"skipped {values[f'skipped_{what}']:.0f} {what}")
+    return "  ".join(words)
+
+
+def describe_costs(values: dict, samples_per_update: int) -> str:
+    """The line of `--benchmark`, whose words scripts look for: costs in seconds an update, ips in images a second."""
+    return (
+        f"avg_reader_cost: {values['avg_reader_cost']:.5f} sec, avg_batch_cost: {values['avg_batch_cost']:.5f} sec, "
+        f"avg_samples: {samples_per_update}, ips: {values['images_per_second']:.5f} images/sec"
+    )
+
+
+def open_sinks(
+    names: list[str], output_dir: Path, logging_dir: Path, past: list[dict], config: dict, first: dict | None = None
+) -> list:
+    """The sinks of `--report_to`. `past`: the records of `metrics.jsonl` before this start. `config`: the settings.
+    `first`: pictures by tag, [H, W, 3] uint8, of the run and not of an update: shown at step 0, once."""
+    start_step, found = past[-1]["global_step"] if past else 0, []
+    for name in dict.fromkeys(names):
+        if name == "visualdl":
+            found.append(VisualDLSink(logging_dir, past, metrics.old_pictures(output_dir, start_step)))
+        elif name == "tensorboard":
+            from .sinks import TensorBoardSink
+
+            found.append(TensorBoardSink(logging_dir, start_step))
+        elif name == "wandb":
+            from .sinks import WandbSink
+
+            found.append(WandbSink(output_dir, start_step, config))
+    for sink in found:
+        if first and (start_step == 0 or sink.begins_anew):
+            sink.add_pictures(0, first)
+    return found
+
+
+class VisualDLSink:
+    """VisualDL's record file, from the first step of the run on. prefix: of the names of numbers."""
+
+    begins_anew = True  # at every start
+
+    def __init__(self, folder: Path, past: list[dict], pictures: list[tuple[int, str, Path]], prefix: str = "train"):
+        from visualdl import LogWriter
+
+        Path(folder, metrics.VISUALDL_FILE).unlink(missing_ok=True)
+        self.writer = LogWriter(logdir=str(folder), file_name=metrics.VISUALDL_FILE, flush_secs=10)
+        for record in past:
+            self.add_numbers(*points_of(record, prefix))
+        for step, tag, path in pictures:
+            self.writer.add_image(tag, np.asarray(Image.open(path)), step)
+
+    def add_numbers(self, step: int, seconds: float, numbers: dict[str, float]) -> None:
+        for tag, value in numbers.items():
+            self.writer.add_scalar(tag, value, step, walltime=round(seconds * 1000))
+
+    def add_pictures(self, step: int, pictures: dict) -> None:
+        """[H, W, 3] uint8 by tag."""
+        for tag, picture in pictures.items():
+            self.writer.add_image(tag, picture, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.writer.close()
+
+
+def points_of(record: dict, prefix: str = "train") -> tuple[int, float, dict[str, float]]:
+    """(step, seconds since 1970, numbers by <prefix>/<name>) of a line of metrics.jsonl."""
+    values = {name: value for name, value in record.items() if value is not None}
+    step, seconds, _ = values.pop("global_step"), values.pop("time"), values.pop("data_crc32", None)
+    return step, seconds, {f"{prefix}/{name}": value for name, value in values.items()}

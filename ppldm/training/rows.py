@@ -19,7 +19,7 @@ from ..data.formats.open import open_part
 from ..data.formats.row import BadRows
 from ..data.images import CropRule
 from ..data.select.selection import Selection, select_rows
-from ..data.shapes import Shape, shape_rule
+from ..data.shapes import shape_rule
 from ..data.text.captions import CaptionRule, Coverage, CoverageMeter
 from ..utils.errors import ConfigError, FilelistError, RowError
 from ..utils.log import get_logger, quiet_libraries
@@ -44,11 +44,9 @@ def count_steps(arguments: TrainingOptions, num_rows: int, global_batch_size: in
     if arguments.max_samples is not None:
         steps = math.ceil(arguments.max_samples / global_batch_size)
         if arguments.max_steps > 0 and arguments.max_steps != steps:
-            raise ConfigError(
-                f"--max_samples {arguments.max_samples} is {steps} updates of {global_batch_size} samples, and "
-                f"--max_steps says {arguments.max_steps}; give one of them (--max_steps -1 and run.max_samples=null "
-                "take back what a preset or a file says)"
-            )
+            text = f"--max_samples {arguments.max_samples} is {steps} updates of {global_batch_size} samples, and "
+            fix = "give one of them (--max_steps -1 and run.max_samples=null take back what a preset or a file says)"
+            raise ConfigError(f"{text}--max_steps says {arguments.max_steps}; {fix}")
         return steps
     if arguments.max_steps > 0:
         return arguments.max_steps
@@ -66,19 +64,13 @@ def open_sources(arguments: DataOptions, flag: str = "file_list") -> list[Source
         sources = read_sources(path, arguments.layout, latents=arguments.latents, latents_dir=folder)
     except FilelistError as error:
         raise FilelistError(f"--{flag}: {error}") from error
-    num_parts = sum(len(source.parts) for source in sources)
-    get_logger().info("%s: %s in %s from %s",
-                      "data" if flag == "file_list" else "held out", count_of(num_parts, "part"),
-                      count_of(len(sources), "list"), path)  # fmt: skip
+    parts, lists = count_of(sum(len(source.parts) for source in sources), "part"), count_of(len(sources), "list")
+    get_logger().info("%s: %s in %s from %s", "data" if flag == "file_list" else "held out", parts, lists, path)
     return sources
 
 
 def select_training_rows(
-    sources: list[Source],
-    data_arguments: DataOptions,
-    arguments: TrainingOptions,
-    world: World,
-    shapes: Iterable[Shape] | None = None,
+    sources: list[Source], data_arguments: DataOptions, arguments: TrainingOptions, world: World, shapes=None
 ) -> Selection:
     """The rows that `--where` holds for and that are no smaller than `--resolution`, or with `--buckets` than one of
     `shapes`, by default the settings'; and a table of shapes, and of the other rows, in the log. Parts without an index
@@ -113,10 +105,9 @@ def describe_large(sources: list[Source], data: DataOptions) -> tuple[str, str]:
 
 def dataset_maker(data: DataOptions, seed: int, **facts) -> Callable[..., TextImageDataset]:
     """TextImageDataset as the settings ask for, with such `facts`, of sources and a selection."""
-    crops = CropRule(
-        data.crop_fraction, data.random_crop and not data.smart_crop, data.random_flip, data.interpolation,
-        data.num_crops, data.smart_crop, data.bucket_upscale,
-    )  # fmt: skip
+    is_random = data.random_crop and not data.smart_crop
+    cut = data.crop_fraction, is_random, data.random_flip, data.interpolation, data.num_crops
+    crops = CropRule(*cut, data.smart_crop, data.bucket_upscale)
     bad_rows = BadRows("count", data.max_skipped) if data.max_skipped > 0 else BadRows("raise", 1)
     told = {"captions": CaptionRule.of(data), "crops": crops, "bad_rows": bad_rows} | facts
     return partial(TextImageDataset, resolution=data.resolution, seed=seed, **told)

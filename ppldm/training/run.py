@@ -8,9 +8,8 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import paddle
 
 from .. import __version__
@@ -19,23 +18,27 @@ from ..config.training import TrainingOptions
 from ..data.dataset import TextImageDataset
 from ..data.loader import BatchLoader
 from ..data.order import Mix, StepSampler
-from ..diffusion.drawing import kept_of
-from ..utils.errors import DiskFullError, Interrupted, Preempted, TrainingError
+from ..diffusion.drawing import USUAL, kept_of
+from ..families.base import Family, Sitting
+from ..utils.errors import DiskFullError, Interrupted, Preempted
 from ..utils.files import link_or_copy, write_json, write_text
 from ..utils.log import get_logger
-from ..utils.processes.ranks import World, barrier, remove_signs, waiting
-from ..utils.text import hide, name_ranks
+from ..utils.processes.ranks import World, barrier, remove_signs
+from ..utils.text import hide
 from ..utils.variables import all_variables
 from ..weights.folders import checkpoint_name
 from ..weights.model_file import ModelDescription
-from .adamw import is_sharded, restore_float32
+from .adamw import autocast, is_sharded, restore_float32
 from .checkpoint import DATA_FILE, TrainerState, TrainingState, contents_of, machine_record, save_checkpoint
 from .metrics import METRICS_FILE, last_step
 from .report import IntervalMetrics
+from .rows import first_caption
 from .run_folder import RUN_FILE, find_job, named_checkpoint, note_stopped, read_manifest
 
 if TYPE_CHECKING:
     from .averages.snapshots import SnapshotWriter
+
+ADAPTERS_FOLDER = "lora"  # in the output folder
 
 
 @dataclass
@@ -56,10 +59,9 @@ class TrainingRun:
     start_step: int
     interval: IntervalMetrics  # what happened since the last log line
     rate_ratios: dict[str, float]  # learning rate groups of their own rate, as multiples of `learning_rate`
-    draw_every: int  # updates; 0: never
-    # Last batch -> what `Family.draw` gives: pictures by tag on the main process, numbers by name. A collective call.
-    draw: Callable[[dict], tuple[dict, dict]]
-    export: Callable[[dict], Path]  # metadata -> folder of the trained model
+    family: Family
+    model_settings: Any  # the family's own
+    prompts: list[str]  # of `--validation_prompts`
     validate: Callable[[], dict] | None = None  # numbers of the held-out rows, by name; a collective call
     snapshots: "SnapshotWriter | None" = None  # of averages, where they are asked for
 
@@ -85,17 +87,14 @@ class TrainingRun:
             from .output_store import OutputStore
 
             self._store = OutputStore(self.output_dir, self.arguments.output_store)
-        # The checkpoint that `--resume_from_checkpoint` named, to this start of the run or to an earlier one. Read now:
-        # the one that the run goes on from will be rotated away.
-        self.resumed_from: str | None = None
-        # The last line of metrics.jsonl at the checkpoint that the run goes on from, where that is of this folder.
-        self.curve_ends: int | None = None
-        if self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve():
-            self.curve_ends = read_manifest(self.checkpoint).get("curve_ends")
-        if named := named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint):
-            self.resumed_from = hide(str(named.resolve()))
-        elif self.checkpoint:
-            self.resumed_from = read_manifest(self.checkpoint).get("resumed_from")
+        # Read now: the checkpoint that the run goes on from will be rotated away.
+        before = read_manifest(self.checkpoint) if self.checkpoint else {}
+        is_own = self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve()
+        # The last line of metrics.jsonl at that checkpoint, where it is of this folder.
+        self.curve_ends: int | None = before.get("curve_ends") if is_own else None
+        # The one that `--resume_from_checkpoint` named, to this start of the run or to an earlier one.
+        named = named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint)
+        self.resumed_from: str | None = hide(str(named.resolve())) if named else before.get("resumed_from")
 
     def batches(self):
         """This rank's micro-batches from `start_step` to the end, in order."""
@@ -109,6 +108,8 @@ class TrainingRun:
         Raises TrainingError on every rank where they differ."""
         every = self.arguments.check_ranks_every
         if every > 0 and (step == self.start_step + 1 or step % every == 0):
+            from .ranks import check_ranks
+
             check_ranks(dict(self.state.model.named_parameters()), step, self.world)
 
     def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
@@ -136,17 +137,11 @@ class TrainingRun:
     def _save(self, trainer_state: TrainerState, optimizer_state: dict, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step
         is_last = stopping or step == self.max_steps
-        metadata = {
-            "samples_seen": step * self.global_batch_size,
-            **self._drawn_with(),
-            "identity": self.identity,
-            "unlogged": unlogged,
-            "resumed_from": self.resumed_from,
-            "curve_ends": last_step(self.output_dir / METRICS_FILE),
-            "config": self.config,
-            "machine": machine_record(self.world),
-            "working_folder": os.getcwd(),  # by which relative paths of the settings are found
-        }
+        metadata = {"samples_seen": step * self.global_batch_size, **self._drawn_with(), "identity": self.identity}
+        ends = last_step(self.output_dir / METRICS_FILE)
+        metadata |= {"unlogged": unlogged, "resumed_from": self.resumed_from, "curve_ends": ends}
+        # By the working folder relative paths of the settings are found.
+        metadata |= {"config": self.config, "machine": machine_record(self.world), "working_folder": os.getcwd()}
         contents = contents_of(self.state, optimizer_state)
         if self.arguments.use_async_save and not is_last:
             now = self.saves.copy(contents), *deepcopy((trainer_state, metadata))
@@ -160,12 +155,12 @@ class TrainingRun:
         return kept_of(asdict(usual)) if usual else {}
 
     def _write(self, contents: dict, trainer_state: TrainerState, metadata: dict, is_last: bool) -> None:
+        arguments = self.arguments
+        records = {DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()}
+        kept = arguments.save_total_limit, arguments.backup_every
         try:
             folder = save_checkpoint(
-                *(self.output_dir, contents, trainer_state, metadata),
-                *(self.arguments.save_total_limit, self.arguments.backup_every),
-                description=self.description,
-                records={DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()},
+                self.output_dir, contents, trainer_state, metadata, *kept, self.description, records
             )
         except DiskFullError as error:
             if is_last:
@@ -175,6 +170,35 @@ class TrainingRun:
         get_logger().info("saved %s", folder)
         if self._store:
             self._store.push(wait=is_last)
+
+    def draw(self, batch: dict) -> tuple[dict, dict]:
+        """What the family draws from the last batch: (pictures by tag on the main process, numbers by name). A
+        collective call."""
+        from .validation import current_prompts, undisturbed
+
+        seed, model = self.arguments.seed, self.state.model
+        prompts = current_prompts(self.output_dir, self.world) or self.prompts
+        usual = getattr(model, "usual", USUAL).guidance_scale
+        scales = self.arguments.validation_guidance_scales or dict.fromkeys((usual, 1.0))
+        scales = sorted(scales, key=lambda scale: scale != usual)  # the model's own first
+        sitting = Sitting(self.model_settings, model, self.dataset, batch, prompts, scales, seed, self.world)
+        with undisturbed(self.state), autocast(self.arguments)():
+            return self.family.draw(sitting)
+
+    def export(self, metadata: dict) -> Path:
+        """The folder of the trained model, or of its adapters, written, with `metadata` beside the weights."""
+        family, model, settings = self.family, self.state.model, self.model_settings
+        adapters, whole = self.output_dir / ADAPTERS_FOLDER, self.output_dir / family.export_folder
+        if model.tokenizer:
+            shown = (prompt for prompt in self.prompts if hide(prompt) == prompt)
+            metadata["example_prompt"] = next(shown, None) or first_caption(self.dataset)
+        if model.adapters:
+            from ..weights.lora.merge import write_adapters
+
+            write_adapters(model, adapters, self.state.ema, metadata)
+        if not model.adapters or settings.export_merged:
+            family.export(model, settings, self.dataset, whole, self.state.ema, metadata)
+        return adapters if model.adapters else whole
 
     def interruption(self, step: int, number: int) -> Interrupted:
         """The error of a run that signal `number` stopped after update `step`; 0: a signal to another rank."""
@@ -193,13 +217,8 @@ class TrainingRun:
         if not self.world.is_main:
             return
         step = max(self.max_steps, self.start_step)  # a budget may be lower than what was trained before
-        metadata = {
-            "ppldm": __version__,
-            "global_step": step,
-            "samples_seen": step * self.global_batch_size,
-            **self._drawn_with(),
-            **self.identity,
-        }
+        metadata = {"ppldm": __version__, "global_step": step, "samples_seen": step * self.global_batch_size}
+        metadata |= {**self._drawn_with(), **self.identity}
         last = self.output_dir / checkpoint_name(step)
         for name in ("model_state.pdparams", "trainer_state.json"):
             link_or_copy((last if last.is_dir() else self.checkpoint) / name, self.output_dir / name)
@@ -210,44 +229,6 @@ class TrainingRun:
         if self._store:
             self._store.push(wait=True)
         get_logger().info("trained model: %s", folder)
-
-
-_INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by bytes of an element
-
-
-@paddle.no_grad()
-def checksums(parameters: dict) -> paddle.Tensor:
-    """One number for each of the named parameters, [P] int64: its bits as integers, added up modulo 2^64. A sum of
-    integers has no rounding and no order, so that equal bits give equal numbers on every device."""
-    sums = [p.detach().view(_INTEGERS[p.element_size()]).sum(dtype="int64") for p in parameters.values()]
-    return paddle.stack(sums)
-
-
-def check_ranks(parameters: dict, step: int, world: World) -> None:
-    """Raises TrainingError on every rank where a parameter differs between ranks: which, on which, after which update.
-    They never should: after each update every rank has applied the same averaged gradient to the same values."""
-    gathered: list = []
-    with waiting(world):
-        paddle.distributed.all_gather(gathered, checksums(parameters))
-    difference = first_difference(list(parameters), np.stack([one.numpy() for one in gathered]))
-    if difference:
-        name, ranks = difference
-        raise TrainingError(
-            f"after update {step}, {name} on {name_ranks(ranks)} "
-            f"differs from the others' of {world.size}; go on from the last checkpoint, and if it comes again "
-            "look for a device with faulty memory"
-        )
-
-
-def first_difference(names: list[str], sums: np.ndarray) -> tuple[str, list[int]] | None:
-    """The first parameter that differs, and the ranks that do not hold what most hold; None where all are equal. `sums`
-    is [ranks, P]. Where there is no majority, the lowest rank counts as right."""
-    columns = np.flatnonzero((sums != sums[0]).any(axis=0))
-    if not len(columns):
-        return None
-    held = sums[:, columns[0]].tolist()
-    usual = max(held, key=lambda value: (held.count(value), -held.index(value)))
-    return names[columns[0]], [rank for rank, value in enumerate(held) if value != usual]
 
 
 def copy_to_host(value, into=None):
@@ -271,7 +252,8 @@ def copy_to_host(value, into=None):
 
 
 class BackgroundSaves:
-    """At most one save at a time, in a thread. A context: its end waits for the last one."""
+    """At most one save at a time, in a thread. A context: its end waits for the last one. Each method waits for the
+    save before it, and raises what that raised."""
 
     def __init__(self):
         self._executor = ThreadPoolExecutor(1, "checkpoint")
@@ -279,18 +261,18 @@ class BackgroundSaves:
         self._copies: dict | None = None
 
     def copy(self, contents: dict) -> dict:
-        """Copies of what a save is to hold, until the next ones are made. Raises what the save before it raised."""
+        """Copies of what a save is to hold, until the next ones are made."""
         self.wait()
         self._copies = copy_to_host(contents, self._copies)
         return self._copies
 
     def start(self, save: Callable[[], None]) -> None:
-        """Run `save` in the thread. Raises what the save before it raised."""
+        """Run `save` in the thread."""
         self.wait()
         self._pending = self._executor.submit(save)
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises what that save raised."""
+        """Until nothing is being written."""
         pending, self._pending = self._pending, None
         if pending:
             pending.result()

@@ -13,11 +13,7 @@ other ranks. None of it changes a later update: drawing leaves no trace, a check
 stopped goes on with the same bits.
 """
 
-import os
 import shutil
-import socket
-import stat
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import IntFlag
@@ -30,7 +26,6 @@ from ..utils.errors import CheckpointError, ConfigError, OutputError
 from ..utils.files import (
     lock_folder,
     make_output_dir,
-    passing_over,
     read_json,
     read_json_object,
     remove_dir,
@@ -38,7 +33,7 @@ from ..utils.files import (
     write_json,
 )
 from ..utils.log import get_logger
-from ..utils.processes.ranks import SIGNS_DIR, World, barrier, gather_objects, leave_signs, waiting
+from ..utils.processes.ranks import SIGNS_DIR, World, barrier, leave_signs, waiting
 from ..utils.text import hide
 from ..utils.variables import all_variables
 from ..weights.folders import RUN_FILE, list_checkpoints, may_be_dir, step_of
@@ -127,12 +122,8 @@ def next_start(last: Start | None, job: Job | None, command: str, overwrites: bo
     """The record of this start, with what it takes over from the last one in the folder."""
     name = job.name if job else None
     goes_on = last is not None and not anew and last.command == command
-    return Start(
-        job=name,
-        command=command,
-        overwritten=overwrites or (last is not None and name is not None and last.job == name and last.overwritten),
-        stopped=goes_on and last.stopped,
-    )
+    overwritten = overwrites or (last is not None and name is not None and last.job == name and last.overwritten)
+    return Start(name, command, overwritten, stopped=goes_on and last.stopped)
 
 
 def read_start(folder: Path) -> Start | None:
@@ -208,9 +199,8 @@ def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store)
     if overwrites:
         anew, why_not = begins_anew(last, job, command)
         if why_not:
-            get_logger().warning(
-                "--overwrite_output_dir: the run in %s goes on, as %s; remove the folder to start anew", folder, why_not
-            )
+            text = "--overwrite_output_dir: the run in %s goes on, as %s; remove the folder to start anew"
+            get_logger().warning(text, folder, why_not)
     start = next_start(last, job, command, overwrites, anew)
     if anew:
         write_start(folder, replace(start, clearing=True))
@@ -227,10 +217,8 @@ def check_output(arguments: TrainingOptions, folder: Path) -> None:
     ours = (folder / RUN_FILE).exists() or list_checkpoints(folder)
     others = [path for path in folder.iterdir() if path.name != LAUNCH_LOGS] if folder.is_dir() else []
     if not ours and not arguments.overwrite_output_dir and others:
-        raise ConfigError(
-            f"--output_dir {folder} holds files that are not a run of ppldm; "
-            "choose another folder, or add --overwrite_output_dir to write among them"
-        )
+        fix = "choose another folder, or add --overwrite_output_dir to write among them"
+        raise ConfigError(f"--output_dir {folder} holds files that are not a run of ppldm; {fix}")
 
 
 def read_manifest(folder) -> dict:
@@ -267,15 +255,12 @@ def newest_checkpoint(output_dir) -> Path | None:
     restart at night to decide."""
     folders = list_checkpoints(output_dir)
     for folder in folders:
-        problem = verify(folder)
-        if problem is None:
+        if (problem := verify(folder)) is None:
             return folder
         get_logger().warning("passing over %s: %s", folder, problem)
     if folders:
-        raise CheckpointError(
-            f"none of the {len(folders)} checkpoints in {output_dir} verifies; "
-            "restore one, or start anew with --overwrite_output_dir"
-        )
+        text = f"none of the {len(folders)} checkpoints in {output_dir} verifies"
+        raise CheckpointError(f"{text}; restore one, or start anew with --overwrite_output_dir")
     return None
 
 
@@ -301,10 +286,8 @@ def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
         return next((one for one in sound if read_manifest(one).get("resumed_from") == origin), named)
     found = list_checkpoints(output_dir)
     if found and wanted and wanted.strip().lower() in _NOTHING:
-        raise ConfigError(
-            f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}; "
-            "add --overwrite_output_dir to start anew, or choose another folder"
-        )
+        text = f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}"
+        raise ConfigError(f"{text}; add --overwrite_output_dir to start anew, or choose another folder")
     return newest_checkpoint(output_dir)
 
 
@@ -319,9 +302,8 @@ def set_aside_after(output_dir, step: int) -> None:
             try:
                 folder.rename(target)
             except OSError as error:
-                raise OutputError(
-                    f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
-                ) from error
+                text = f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
+                raise OutputError(text) from error
             get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
 
 
@@ -339,85 +321,3 @@ class Order(IntFlag):
 
 
 NOTHING = Order(0)
-
-
-def describe_orders(orders: Order) -> str:
-    """The names of the files of some orders."""
-    return ", ".join(order.file for order in Order if order in orders)
-
-
-class Control:
-    """The folder of one run, seen by one of its ranks. Only the main one touches it."""
-
-    def __init__(self, output_dir: Path, world: World):
-        self.folder, self.is_main = Path(output_dir, CONTROL_DIR), world.is_main
-        self._refused: set[str] = set()
-
-    def open(self, **status) -> None:
-        """Make the folder and its status.json. Orders that an earlier start has not taken are void."""
-        if not self.is_main:
-            return
-        with passing_over(self.folder):
-            self.folder.mkdir(exist_ok=True)
-            if void := self.take():
-                get_logger().info(
-                    "%s: what was asked of an earlier start is void: %s", self.folder, describe_orders(void)
-                )
-            here = {"host": socket.gethostname(), "process": os.getpid(), "started": round(time.time(), 3)}
-            write_json(self.folder / STATUS_FILE, {**here, **status})
-            if (self.folder / PROMPTS_FILE).exists():
-                get_logger().info("%s takes the place of --validation_prompts", self.folder / PROMPTS_FILE)
-
-    def take(self) -> Order:
-        """What is asked for now; its files are gone. None of it on any rank but the main one. Never raises."""
-        asked = NOTHING
-        try:
-            names = set(os.listdir(self.folder)) if self.is_main else ()
-        except OSError:  # somebody has removed the folder
-            return asked
-        for order in Order:
-            if order.file in names and order.file not in self._refused and self._remove(order.file):
-                asked |= order
-        return asked
-
-    def _remove(self, name: str) -> bool:
-        try:
-            os.unlink(self.folder / name)
-            return True
-        except OSError as error:
-            # An order that stays would be obeyed after every update.
-            self._refused.add(name)
-            get_logger().warning(
-                "%s cannot be removed (%s), so it is not obeyed; make it as the user of the run, a plain file",
-                self.folder / name,
-                error.strerror,
-            )
-            return False
-
-
-def current_prompts(output_dir: Path, world: World) -> list[str]:
-    """The prompts of control/prompts.txt, the same on all ranks; none where there is no such file, or no sound one.
-    A collective call."""
-    return gather_objects(_read_prompts(Path(output_dir, CONTROL_DIR, PROMPTS_FILE)) if world.is_main else [], world)[0]
-
-
-def _read_prompts(path: Path) -> list[str]:
-    try:
-        state = path.stat()
-        if not stat.S_ISREG(state.st_mode):
-            raise ConfigError(f"{path} is not a plain file")
-        if state.st_size > MOST_BYTES:
-            raise ConfigError(f"{path} has {state.st_size:,} bytes; {MOST_BYTES:,} are read at most")
-        from ..inference.prompts import read_requests
-
-        prompts = [request.prompt for request in read_requests(path)]
-        if len(prompts) > MOST_PROMPTS:
-            raise ConfigError(f"{path} has {len(prompts)} prompts; {MOST_PROMPTS} are drawn at most")
-        return prompts
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        get_logger().warning("%s cannot be read (%s); --validation_prompts are drawn", path, error.strerror or error)
-    except ConfigError as error:
-        get_logger().warning("%s; --validation_prompts are drawn", error)
-    return []

@@ -47,8 +47,8 @@ class ShardedOptimizer:
     def __init__(self, *, parameters: list, world: World, **settings):
         super().__init__(parameters=parameters, **settings)  # type: ignore[call-arg]
         self.world = world
-        self.owners = dict(zip([p.name for p in parameters], assign_owners([p.size for p in parameters], world.size),
-                               strict=True))  # fmt: skip
+        owners = assign_owners([p.size for p in parameters], world.size)
+        self.owners = {p.name: owner for p, owner in zip(parameters, owners, strict=True)}
         self.gradients: GradientShares | None = None  # stage 2
         self.names_with_master: set[str] = set()  # parameters that have a float32 master on the rank that owns them
 
@@ -123,15 +123,11 @@ class ShardedOptimizer:
 
     def log_share(self) -> None:
         """Say what shares save, once parameters have their types."""
-        total, own = 0, 0
-        for parameter in self._parameter_list:
-            num_bytes = parameter.size * (_MOMENT_BYTES + _MASTER_BYTES * has_master(self, parameter))
-            total += num_bytes
-            own += num_bytes * self.owns(parameter.name)
-        get_logger().info(
-            "--sharding %s: this rank keeps %.3f GB of the optimizer's %.3f GB, rank %d of %d",
-            *("stage2" if self.gradients else "stage1", own / 1e9, total / 1e9, self.world.rank, self.world.size),
-        )
+        sizes = {p.name: p.size * (_MOMENT_BYTES + _MASTER_BYTES * has_master(self, p)) for p in self._parameter_list}
+        total, own = sum(sizes.values()), sum(size for name, size in sizes.items() if self.owns(name))
+        stage, ranks = "stage2" if self.gradients else "stage1", (self.world.rank, self.world.size)
+        text = "--sharding %s: this rank keeps %.3f GB of the optimizer's %.3f GB, rank %d of %d"
+        get_logger().info(text, stage, own / 1e9, total / 1e9, *ranks)
 
 
 def sharded(kind: type) -> type:
@@ -231,10 +227,8 @@ def _gather_tensors(tensors: dict, world: World) -> dict:
     after another, so that no device needs room for more than one that is not its own."""
     whole = {}
     # Those of one element lie in host memory on some devices, whose collectives do not take them.
-    descriptions = {
-        key: (value.name, value.shape, value.numpy() if value.size == 1 else None) for key, value in tensors.items()
-    }
-    for rank, described in enumerate(gather_objects(descriptions, world)):
+    own = {key: (one.name, one.shape, one.numpy() if one.size == 1 else None) for key, one in tensors.items()}
+    for rank, described in enumerate(gather_objects(own, world)):
         for key, (name, shape, small) in described.items():
             if small is None:
                 value = _broadcast(tensors.get(key), shape, rank, world)
@@ -269,7 +263,7 @@ class _AllMasters(Mapping):
         own = self.optimizer._master_weights.get(name)
         return _broadcast(own, self.shapes[name], self.optimizer.owners[name], self.optimizer.world)
 
-    def __contains__(self, name) -> bool:
+    def __contains__(self, name) -> bool:  # Mapping's own looks it up
         return name in self.shapes
 
     def __iter__(self):

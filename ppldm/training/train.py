@@ -11,10 +11,16 @@ finite, the update is skipped on all of them: weights, optimizer and average sta
 and the learning rate goes on, so that which samples and which rate belong to a step never depends on what was skipped.
 """
 
+import faulthandler
+import os
 import signal
-from collections.abc import Callable
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,17 +31,18 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 from ..config.recipe import Recipe
 from ..networks.model import Loss
 from ..utils.errors import TrainingError
+from ..utils.files import passing_over, write_json
 from ..utils.log import get_logger
 from ..utils.processes.ranks import World, gather_objects, remove_signs, waiting
-from ..utils.processes.signals import handle
+from ..utils.processes.signals import end_process, handle
 from ..utils.rng import Stream, make_rng
 from .adamw import autocast, gradient_shares, master_weights, norm_of, squared_norms
-from .checkpoint import TrainerState, TrainingState, load_optimizer, machine_record
+from .checkpoint import TrainerState, TrainingState, machine_record
 from .doctor.machine import look_quickly
 from .prepare import prepare
-from .report import Reporter, TimedBatches, Update
+from .report import IntervalMetrics, Reporter, Update
 from .run import TrainingRun
-from .run_folder import NOTHING, Control, Order, describe_orders
+from .run_folder import CONTROL_DIR, NOTHING, PROMPTS_FILE, STATUS_FILE, Order
 
 
 def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
@@ -49,15 +56,16 @@ def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:
     """Train `run` to its end by `loop`, which returns the last step it did; export the model. Raises Interrupted, after
     a checkpoint, when a signal asks."""
     if run.checkpoint:
+        from .resume import load_optimizer
+
         load_optimizer(run.checkpoint, run.state)  # a run that is done needs it too: the export takes float32 masters
     if run.start_step >= run.max_steps:
         get_logger().info("already trained for %d updates", run.start_step)
     else:
         if run.snapshots:
             run.snapshots.announce(run.start_step, run.max_steps)
-        Control(run.output_dir, run.world).open(
-            start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world)
-        )
+        control = Control(run.output_dir, run.world)
+        control.open(start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world))
         with run.saves, Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
             step = loop(Updates(run, reporter, request))
             if step < run.max_steps:
@@ -124,20 +132,11 @@ class UpdateGuard:
     for at the end of an update, on the main rank."""
 
     def __init__(
-        self,
-        state: TrainingState,
-        world: World,
-        max_skipped: int,
-        make_autocast,
-        *,
-        seed: int = 0,
-        step: int = 0,
-        take_orders: Callable[[], Order] = lambda: NOTHING,
+        self, state: TrainingState, world: World, max_skipped: int, make_autocast, *, seed=0, step=0, take_orders=None
     ):
-        self.state, self.world, self.take_orders = state, world, take_orders
+        self.state, self.world, self.take_orders = state, world, take_orders or (lambda: NOTHING)
         self.max_skipped, self.make_autocast = max_skipped, make_autocast
-        self.num_skipped_in_a_row = 0
-        self.seed, self.step = seed, step
+        self.num_skipped_in_a_row, self.seed, self.step = 0, seed, step
         state.model.num_updates = step
         self._parameters = [p for p in state.model.parameters() if not p.stop_gradient]
 
@@ -182,10 +181,8 @@ class UpdateGuard:
         where = "; ".join(f"rows of rank {rank}: {rows}" for rank, rows in enumerate(by_rank) if rows)
         where = where or "the rows of no single rank have such a gradient"
         if self.num_skipped_in_a_row >= self.max_skipped:
-            raise TrainingError(
-                f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; look at these rows, or lower "
-                "--learning_rate and resume with --accept_changes learning_rate"
-            )
+            fix = "look at these rows, or lower --learning_rate and resume with --accept_changes learning_rate"
+            raise TrainingError(f"{what}; {where}; {self.num_skipped_in_a_row} such updates in a row; {fix}")
         if self.world.is_main:
             get_logger().warning("update skipped: %s; %s", what, where)
         return update
@@ -240,18 +237,15 @@ class Updates:
 
     def __init__(self, run: TrainingRun, reporter: Reporter, request: SimpleNamespace):
         self.run, self.reporter, self.request = run, reporter, request
-        self.guard = UpdateGuard(
-            *(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments)),
-            seed=run.arguments.seed,
-            step=run.start_step,
-            take_orders=Control(run.output_dir, run.world).take,
-        )
-        self._save_is_due = False
+        self._save_is_due, arguments = False, run.arguments
+        start = {"seed": arguments.seed, "step": run.start_step}
+        start["take_orders"] = Control(run.output_dir, run.world).take
+        self.guard = UpdateGuard(run.state, run.world, arguments.max_skipped_updates, autocast(arguments), **start)
 
-    def batches(self) -> TimedBatches:
+    def batches(self) -> Iterator[dict]:
         """This rank's micro-batches from here to the end, in order."""
         run = self.run
-        return TimedBatches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
+        return timed_batches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
 
     def finish(self, step: int, update: Update, micro_batches: list[dict]) -> tuple[bool, bool]:
         """Compare the ranks, report, and decide whether to (save, stop), once update `step` is done. All ranks call it
@@ -274,6 +268,86 @@ class Updates:
         save = is_last or (self._save_is_due and not self.guard.num_skipped_in_a_row)
         self._save_is_due &= not save
         return save, is_last
+
+
+def timed_batches(batches, interval: IntervalMetrics, seconds: float, rank: int):
+    """The batches; `interval` adds up the seconds that their reader waits for them, from the first on. The process, and
+    with it its loaders, ends with status 1 where one takes longer than `seconds` (0: no limit): a read that hangs
+    cannot be interrupted from within, so a thread writes where every other one stands, and names the rank."""
+    waiting_since, ended = None, threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(min(1.0, seconds / 4)):
+            since = waiting_since
+            if since is not None and time.perf_counter() - since > seconds:
+                faulthandler.dump_traceback()
+                what = f"rank {rank} has waited {seconds:g} s for a batch"
+                end_process(rank, f"{what}; see to its storage, or allow more with --data_timeout")
+
+    if seconds > 0:
+        threading.Thread(target=watch, daemon=True).start()
+    interval.restart_clock()
+    try:
+        with closing(iter(batches)) as source:
+            while True:
+                waiting_since = started = time.perf_counter()
+                batch = next(source, None)
+                waiting_since = None
+                if batch is None:
+                    return
+                interval.wait_seconds += time.perf_counter() - started
+                yield batch
+    finally:
+        waiting_since = None
+        ended.set()
+
+
+_ORDERS = {order.file: order for order in Order}
+
+
+def describe_orders(orders: Order) -> str:
+    """The names of the files of some orders."""
+    return ", ".join(name for name, order in _ORDERS.items() if order in orders)
+
+
+class Control:
+    """The folder of one run, seen by one of its ranks. Only the main one touches it."""
+
+    def __init__(self, output_dir: Path, world: World):
+        self.folder, self.is_main = Path(output_dir, CONTROL_DIR), world.is_main
+        self._refused: set[str] = set()
+
+    def open(self, **status) -> None:
+        """Make the folder and its status.json. Orders that an earlier start has not taken are void."""
+        if not self.is_main:
+            return
+        with passing_over(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            if void := self.take():
+                text = "%s: what was asked of an earlier start is void: %s"
+                get_logger().info(text, self.folder, describe_orders(void))
+            here = {"host": socket.gethostname(), "process": os.getpid(), "started": round(time.time(), 3)}
+            write_json(self.folder / STATUS_FILE, {**here, **status})
+            if (self.folder / PROMPTS_FILE).exists():
+                get_logger().info("%s takes the place of --validation_prompts", self.folder / PROMPTS_FILE)
+
+    def take(self) -> Order:
+        """What is asked for now; its files are gone. None of it on any rank but the main one. Never raises."""
+        asked = NOTHING
+        try:
+            names = set(os.listdir(self.folder)) if self.is_main else set()
+        except OSError:  # somebody has removed the folder
+            return asked
+        for name in _ORDERS.keys() & names - self._refused:
+            try:
+                os.unlink(self.folder / name)
+                asked |= _ORDERS[name]
+            except OSError as error:
+                # An order that stays would be obeyed after every update.
+                self._refused.add(name)
+                text = "%s cannot be removed (%s), so it is not obeyed; make it as the user of the run, a plain file"
+                get_logger().warning(text, self.folder / name, error.strerror)
+        return asked
 
 
 @contextmanager

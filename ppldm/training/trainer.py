@@ -5,6 +5,7 @@ data parallelism and loss scaling.
 """
 
 import dataclasses
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 from paddlenlp.trainer import PdArgumentParser, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
@@ -22,23 +23,19 @@ class LatentDiffusionTrainer(Trainer):
     """PaddleNLP's Trainer on a TrainingRun."""
 
     def __init__(self, updates: Updates):
-        run = updates.run
-        self.run, self.updates, self.guard = run, updates, updates.guard
+        self.run, self.updates, self.guard = updates.run, updates, updates.guard
         self.micro_batches: list[dict] = []
         self.losses: list[Loss] = []
         self.stopping = False  # whether all ranks agreed that the last update was the last
-        super().__init__(
-            model=run.state.model,
-            args=_trainer_arguments(run),
-            train_dataset=run.dataset,
-            optimizers=(run.state.optimizer, run.state.scheduler),
-            callbacks=[_UpdateCallback(self)],
-        )
+        state, callbacks = self.run.state, [_UpdateCallback(self)]
+        own = {"train_dataset": self.run.dataset, "optimizers": (state.optimizer, state.scheduler)}
+        super().__init__(model=state.model, args=_trainer_arguments(self.run), callbacks=callbacks, **own)
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self):
         """This rank's micro-batches. Its length is the whole run's, so that the Trainer sees a single epoch."""
-        return _WholeRun(self.updates.batches(), self.run)
+        length = self.run.max_steps * self.run.arguments.gradient_accumulation_steps
+        return _WholeRun(self.updates.batches(), length)
 
     def compute_loss(self, model, inputs, return_outputs=False):
         """The model is the loss; its gradient is of the first of it."""
@@ -163,12 +160,12 @@ class _UpdateCallback(TrainerCallback):
         trainer.stopping = self.update.stop
 
 
+@dataclasses.dataclass
 class _WholeRun:
     """Micro-batches from `start_step` on, under the length of the whole run."""
 
-    def __init__(self, batches, run: TrainingRun):
-        self.batches = batches
-        self.length = run.max_steps * run.arguments.gradient_accumulation_steps
+    batches: Iterable[dict]
+    length: int
 
     def __len__(self):
         return self.length

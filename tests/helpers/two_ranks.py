@@ -13,7 +13,7 @@ from ppldm.networks.model import Loss, Model
 from ppldm.training import sharding as shares_module
 from ppldm.training.adamw import ClipByGroup
 from ppldm.training.checkpoint import TrainingState
-from ppldm.training.run import check_ranks
+from ppldm.training.ranks import check_ranks
 from ppldm.training.run_folder import Order
 from ppldm.training.train import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError

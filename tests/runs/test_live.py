@@ -24,7 +24,8 @@ from ppldm.runs.page import charts, now, thin
 from ppldm.runs.read import RunFolder, parse_lines
 from ppldm.runs.watch import make_page
 from ppldm.training.metrics import drop_after
-from ppldm.training.run_folder import MOST_PROMPTS, current_prompts
+from ppldm.training.run_folder import MOST_PROMPTS
+from ppldm.training.validation import current_prompts
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.files import is_held, write_json
 from ppldm.utils.pictures import cells_as_text, prompt_grid, save_png

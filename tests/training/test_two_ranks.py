@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ppldm.training import run as run_module
+from ppldm.training import ranks as ranks_module
 from ppldm.training.run import TrainingRun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def test_all_ranks_say_whose_rows_and_which_parameter(metadata):
 )
 def test_ranks_are_compared_after_the_first_update_of_a_start(monkeypatch, start_step, every, compared):
     steps = []
-    monkeypatch.setattr(run_module, "check_ranks", lambda parameters, step, world: steps.append(step))
+    monkeypatch.setattr(ranks_module, "check_ranks", lambda parameters, step, world: steps.append(step))
     model = SimpleNamespace(named_parameters=lambda: [])
     run = SimpleNamespace(arguments=SimpleNamespace(check_ranks_every=every), start_step=start_step, world=None,
                           state=SimpleNamespace(model=model))  # fmt: skip

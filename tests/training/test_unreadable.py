@@ -11,16 +11,9 @@ from pathlib import Path
 import pytest
 
 from ppldm.data.formats.index import IndexSpec, find_stored, make_index, write_index
-from ppldm.training.run_folder import (
-    Control,
-    Order,
-    current_prompts,
-    find_checkpoint,
-    newest_checkpoint,
-    read_start,
-    set_aside_after,
-    verify,
-)
+from ppldm.training.run_folder import Order, find_checkpoint, newest_checkpoint, read_start, set_aside_after, verify
+from ppldm.training.train import Control
+from ppldm.training.validation import current_prompts
 from ppldm.utils.checksums import checksum_file, checksum_json
 from ppldm.utils.errors import CheckpointError, DataError, OutputError
 from ppldm.utils.files import lock_folder, read_json, remove_leftovers, write_json

@@ -61,12 +61,9 @@ def survey(found: list) -> dict:
     good = makeable(stored, num_updates[steps[-1]], WORST)
     _, errors = combine(stored, [(std, num_updates[step]) for step in shown for std in _STDS_SHOWN])
     by_step = zip(shown, errors.reshape(len(shown), -1).tolist(), strict=True)
-    return {
-        "tracked": sorted({one.std for one in found}),
-        "steps": steps,
-        "errors": {step: dict(zip(_STDS_SHOWN, own, strict=True)) for step, own in by_step},
-        "range": [min(good, default=None), max(good, default=None)],
-    }
+    told = {step: dict(zip(_STDS_SHOWN, own, strict=True)) for step, own in by_step}
+    reach = [min(good, default=None), max(good, default=None)]
+    return {"tracked": sorted({one.std for one in found}), "steps": steps, "errors": told, "range": reach}
 
 
 def choose(found: list, std: float, step: int):
@@ -84,13 +81,10 @@ def choose(found: list, std: float, step: int):
         nearest = min(list(counts)[1:], key=lambda one: abs(one - step))
         remedies = [f"--std from {min(good):g} to {max(good):g}"] if good else []
         remedies += [f"--step {nearest}, which has snapshots"] if step != nearest else []
-        raise ConfigError(
-            f"--std {std:g} at update {step} would be {error:.0%} off its profile; "
-            f"choose {' or '.join(remedies) or 'a later --step'}"
-        )
-    return coefficients[:, 0], {
-        "std": std, "step": step, "num_updates": num_updates, "error": error, "snapshots": len(found)
-    }  # fmt: skip
+        text = f"--std {std:g} at update {step} would be {error:.0%} off its profile"
+        raise ConfigError(f"{text}; choose {' or '.join(remedies) or 'a later --step'}")
+    report = {"std": std, "step": step, "num_updates": num_updates, "error": error, "snapshots": len(found)}
+    return coefficients[:, 0], report
 
 
 def combine(stored: list[tuple[float, int]], wanted: list[tuple[float, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -168,14 +162,9 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
     average = ExponentialMovingAverage(model.trained_parameters(), PowerDecay(report["std"]))
     average.load_state_dict({**add_up(found, coefficients), "num_updates": report["num_updates"]})
     exported = read_json(folder / family.export_folder / "ppldm.json") or {}
-    metadata = {
-        "ppldm": __version__,
-        "global_step": report["step"],
-        "samples_seen": manifest["samples_seen"] // manifest["global_step"] * report["step"],
-        **kept_of(manifest),
-        **manifest["identity"],
-        "ema_std": report["std"],
-    }
+    samples_seen = manifest["samples_seen"] // manifest["global_step"] * report["step"]
+    metadata = {"ppldm": __version__, "global_step": report["step"], "samples_seen": samples_seen}
+    metadata |= {**kept_of(manifest), **manifest["identity"], "ema_std": report["std"]}
     metadata |= {name: exported[name] for name in ("example_prompt", "scaling_factor") if name in exported}
     family.export(model, recipe.model, None, target, average, metadata)
     write_text(target / RECIPE_FILE, (checkpoint / RECIPE_FILE).read_text(encoding="utf-8"))

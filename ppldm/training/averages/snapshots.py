@@ -58,10 +58,8 @@ class SnapshotWriter:
         numbers = sum(p.size for average in self.averages.values() for p in average.parameters.values())
         times = -(-max_steps // self.every) - start_step // self.every
         size = numbers * np.dtype(self.dtype).itemsize * times / 1e9
-        get_logger().info(
-            "snapshots of averages every %d updates in %s: %.3f GB until update %d",
-            *(self.every, self.folder / SNAPSHOTS, size, max_steps),
-        )
+        text = "snapshots of averages every %d updates in %s: %.3f GB until update %d"
+        get_logger().info(text, self.every, self.folder / SNAPSHOTS, size, max_steps)
         free = count_free_bytes(self.folder) / 1e9
         if free < size:
             get_logger().warning("%s has %.3f GB free; raise --ema_posthoc_every, or free some", self.folder, free)
@@ -111,10 +109,8 @@ def _cast(average: ExponentialMovingAverage, dtype: str) -> Iterator[tuple[str, 
 
 def list_snapshots(run) -> list[Snapshot]:
     """Those in the folder of a run, by step and standard deviation. Raises ModelError for a damaged one."""
-    found = [
-        Snapshot(path, float(match[1]), int(match[2]), _facts(path).get("num_updates", 0))
-        for path, match in _files(run)
-    ]
+    files = [(path, match, _facts(path).get("num_updates", 0)) for path, match in _files(run)]
+    found = [Snapshot(path, float(match[1]), int(match[2]), count) for path, match, count in files]
     return sorted(found, key=lambda one: (one.step, one.std))
 
 

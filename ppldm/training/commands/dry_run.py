@@ -45,10 +45,8 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
         sizes = {key: prod(shape) for key, shape in shapes.items()}
         own = [size for key, size in sizes.items() if network.trained and not key.startswith(untrained)]
         more = np.add(_low_rank(name, shapes, recipe.model), _tokens(name, shapes, recipe.model))
-        components[name] = {
-            "class": class_of(kind, network.config), "parameters": sum(sizes.values()),
-            "trained": sum(own) + int(more[0]),
-        }  # fmt: skip
+        components[name] = {"class": class_of(kind, network.config), "parameters": sum(sizes.values())}
+        components[name]["trained"] = sum(own) + int(more[0])
         num_bytes = sum(sizes.values()) * (2 if halves and kind != "vae" else 4)
         weights += num_bytes + 4 * int(more[0])
         saved += np.multiply(name not in family.unsaved(recipe.model), (num_bytes, len(sizes)))
@@ -58,20 +56,12 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
     trained = int(learned[0])
     shares, shares_gradients = (num_devices if arguments.sharding in stages else 1 for stages in _SHARED)
     moments = (12 if halves else 8) * trained
-    bytes_a_device = {
-        "weights": weights,
-        "gradients": -(-4 * trained // shares_gradients),
-        "optimizer": -(-moments // shares),
-        "average": 4 * trained * count_averages(recipe),
-    }
-    return {
-        "family": recipe.family,
-        "components": components,
-        "num_devices": num_devices,
-        "samples_an_update": arguments.samples_of_update(num_devices),
-        "bytes_a_device": bytes_a_device,
-        "bytes_on_disk": _on_disk(recipe, moments + bytes_a_device["average"], saved, exported, learned, added),
-    }
+    average, optimizer = 4 * trained * count_averages(recipe), -(-moments // shares)
+    sizes = {"weights": weights, "gradients": -(-4 * trained // shares_gradients), "optimizer": optimizer}
+    report = {"family": recipe.family, "components": components, "num_devices": num_devices}
+    on_disk = _on_disk(recipe, moments + average, saved, exported, learned, added)
+    report |= {"samples_an_update": arguments.samples_of_update(num_devices)}
+    return report | {"bytes_a_device": {**sizes, "average": average}, "bytes_on_disk": on_disk}
 
 
 def count_averages(recipe: Recipe, of_export: bool = False) -> int:

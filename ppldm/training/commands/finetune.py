@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from ...utils.errors import ConfigError
 from ...utils.files import local_path, write_text
@@ -61,20 +61,11 @@ def finetune(
     target, own = local_path(out).absolute(), read_pictures(local_path(pictures), caption)
     start = read_start(base)
     samples = len(own.files) * _VIEWS * (2 if class_prompt else 1)
-    settings = Settings(
-        out=target,
-        start=start,
-        method=method,
-        rank=rank,
-        steps=steps or min(max(samples // batch_size, _LEAST_UPDATES), _MOST_UPDATES),
-        batch_size=batch_size,
-        learning_rate=learning_rate or _RATES[method],
-        resolution=resolution or start.facts["resolution"],
-        class_prompt=class_prompt,
-        num_class_pictures=num_class_pictures,
-        prompts=tuple(prompt) or own.captions[:_SHOWN_CAPTIONS],
-        seed=seed,
-    )
+    steps = steps or min(max(samples // batch_size, _LEAST_UPDATES), _MOST_UPDATES)
+    rate, resolution = learning_rate or _RATES[method], resolution or start.facts["resolution"]
+    prompts = tuple(prompt) or own.captions[:_SHOWN_CAPTIONS]
+    drawn = class_prompt, num_class_pictures, prompts, seed
+    settings = Settings(target, start, method, rank, steps, batch_size, rate, resolution, *drawn)
     lists, stages = write_lists(settings, own), plan(settings, own)
     if dry_run:
         documents = "".join(f"cat > {shlex.quote(str(path))} <<'END'\n{text}END\n" for path, text in lists.items())
@@ -91,8 +82,7 @@ def finetune(
 @dataclass(frozen=True)
 class Pictures:
     """What is trained on. files: absolute paths. captions: without repetitions, in order of the files. common: the
-    caption of all. name: by names, sizes and times of change,
-    captions' files among them."""
+    caption of all. name: by names, sizes and times of change, captions' files among them."""
 
     folder: Path
     files: tuple[Path, ...]
@@ -101,10 +91,8 @@ class Pictures:
     name: str
 
 
-@dataclass(frozen=True)
-class Start:
-    """The model to start from. facts: what training must keep of it: its noise schedule, and what
-    `weights.write.metadata_of` says."""
+class Start(NamedTuple):
+    """The model to start from. facts: its noise schedule and what `weights.write.metadata_of` says, to be kept."""
 
     model: str
     family: str
@@ -219,35 +207,25 @@ def train_command(settings: Settings, own: Pictures) -> tuple[str, ...]:
     """The training: what the base model was trained with stays as it was."""
     facts, out = settings.start.facts, settings.out
     lists = "mixed.filelist.list" if settings.class_prompt else f"data/{own.name}.filelist.list"
-    flags = {
-        "model_name_or_path": settings.start.model,
-        "file_list": out / lists,
-        "output_dir": out / "training",
-        "resolution": settings.resolution,
-        "max_steps": settings.steps,
-        "per_device_train_batch_size": settings.batch_size,
-        "gradient_accumulation_steps": 1,
-        "learning_rate": settings.learning_rate,
-        "seed": settings.seed,
-        "save_steps": max(settings.steps // 10, 1),
-        "save_total_limit": 2,
-        "image_logging_steps": max(settings.steps // 4, 1),
-        "num_inference_steps": 50,
-        **{name: facts[name] for name in KEPT},
-        **({"size_conditioning": True} if facts.get("size_conditioning") else {}),
-        **({"lora_rank": settings.rank} if settings.method == "lora" else {}),
-    }
-    tokens = dict.fromkeys(_TOKEN.findall(" ".join(own.captions))) if settings.method == "lora" else ()
+    is_lora = settings.method == "lora"
+    tokens = dict.fromkeys(_TOKEN.findall(" ".join(own.captions))) if is_lora else ()
     words = ["--train_tokens", *tokens] if tokens else []
-    words += [*as_flags(**flags), "--validation_prompts", *settings.prompts]
-    return (*_PPLDM, "train", f"family={settings.start.family}", *words)
+    words += as_flags(model_name_or_path=settings.start.model, file_list=out / lists, output_dir=out / "training")
+    words += as_flags(resolution=settings.resolution, max_steps=settings.steps)
+    words += as_flags(per_device_train_batch_size=settings.batch_size, gradient_accumulation_steps=1)
+    words += as_flags(learning_rate=settings.learning_rate, seed=settings.seed)
+    words += as_flags(save_steps=max(settings.steps // 10, 1), save_total_limit=2)
+    words += as_flags(image_logging_steps=max(settings.steps // 4, 1), num_inference_steps=50)
+    words += as_flags(**{name: facts[name] for name in KEPT})
+    words += as_flags(size_conditioning=True) if facts.get("size_conditioning") else []
+    words += as_flags(lora_rank=settings.rank) if is_lora else []
+    return (*_PPLDM, "train", f"family={settings.start.family}", *words, "--validation_prompts", *settings.prompts)
 
 
 def _drawn_with(settings: Settings) -> dict:
     training = settings.out / "training"
-    if settings.method == "full":
-        return {"model": training / "pipeline"}
-    return {"model": settings.start.model, "lora": training / "lora"}
+    is_full = settings.method == "full"
+    return {"model": training / "pipeline"} if is_full else {"model": settings.start.model, "lora": training / "lora"}
 
 
 def _source(settings: Settings, own: Pictures) -> Path:

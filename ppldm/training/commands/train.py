@@ -16,20 +16,11 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...config.load import (
-    file_layers,
-    flag_layer,
-    last_value,
-    list_presets,
-    override_layer,
-    preset_path,
-    where_of,
-)
+from ...config.load import file_layers, flag_layer, last_value, list_presets, override_layer, preset_path, where_of
 from ...config.network_files import find_network_file
 from ...config.option import Option, add_options, explain_unknown, given_options, options, parse_known
 from ...config.recipe import (
@@ -65,21 +56,18 @@ from ..run_folder import LAUNCH_LOGS, find_job
 LOOPS = ("hand", "trainer")  # the hand-written loop, PaddleNLP's Trainer: the same results
 LAUNCHER = "ppldm.training.distributed.launch"
 _OVERRIDE = re.compile(rf"(family|({'|'.join(SECTIONS)})\.[^=\s]*)=", re.ASCII)
-# What neither script does: the shared checkpoint would not hold the whole state.
-_NOT_SUPPORTED = ("unified_checkpoint", "amp_master_grad", "load_best_model_at_end", "do_eval", "do_predict")
-# What was seen to stand against a flag, on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
-_WHY_NOT = {
+# What neither script does, and why, where that was seen on PaddleNLP 3.0.0b4 and Paddle 3.3.1.
+_NOT_SUPPORTED = {
     "unified_checkpoint": "works for PaddleNLP's own model classes only; checkpoints here hold the whole model for any "
     "number of ranks as they are",
+    **dict.fromkeys(("amp_master_grad", "load_best_model_at_end", "do_eval", "do_predict"), "is not supported yet"),
 }
 
 
 def train(argv: list[str]):
     """Train a model by a preset, a config file, flags or all of them."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--loop", choices=LOOPS, default="hand")
     wanted, words = read_launch([with_underscores(word) for word in argv])
-    given, rest = parse_known(parser, words)
+    given, rest = _read(words, lambda parser: parser.add_argument("--loop", choices=LOOPS, default="hand"))
     by_hand, prog = given.loop == "hand", "ppldm train [--loop hand|trainer]"
     rest = rest if by_hand else ["--do_train", *rest]
     if is_wanted(wanted) and not read_dry_run(rest):
@@ -110,12 +98,9 @@ def run_recipe(recipe: Recipe, loop: bool) -> None:
     from ..train import run_loop, train_recipe
 
     warn_of_idle(recipe, loop)
-    if loop:
-        train_recipe(recipe, run_loop)
-    else:
-        from ..trainer import run_trainer
-
-        train_recipe(recipe, run_trainer)
+    if not loop:
+        from ..trainer import run_trainer as run_loop
+    train_recipe(recipe, run_loop)
 
 
 def with_underscores(word: str) -> str:
@@ -128,17 +113,14 @@ def warn_of_idle(recipe: Recipe, loop: bool) -> None:
     """Say which settings do nothing, and where loader processes were asked for beyond the cores."""
     num_workers, cores = recipe.training.dataloader_num_workers, count_usable_cores()
     if cores < num_workers != defaults(type(recipe.model), loop)["compute.dataloader_num_workers"]:
-        get_logger().warning(
-            "--dataloader_num_workers %d is above the %s of this machine: each takes memory, and they take turns",
-            num_workers, count_of(cores, "core"),
-        )  # fmt: skip
+        text = "--dataloader_num_workers %d is above the %s of this machine: each takes memory, and they take turns"
+        get_logger().warning(text, num_workers, count_of(cores, "core"))
     for stated in idle_settings(recipe, loop):
         get_logger().warning("--%s does nothing %s", stated.name, stated.needs.reason)
 
 
 def check_early(argv: list[str], loop: bool = True, config: type | None = LdmConfig, prog: str | None = None) -> Recipe:
-    """The recipe of a command line. Raises ConfigError, ModelError where no run can be made of it; shows the help if
-    asked to. `config`: the settings of a script's family; None for the family of the recipe."""
+    """As `read_recipe`, and what it names is there. Raises ConfigError, ModelError."""
     recipe = read_recipe(argv, loop, config, prog)
     with naming_origins(recipe.settings):
         check_recipe(recipe)
@@ -165,26 +147,18 @@ def _check_file(stated: Option, value: str) -> None:
 def _check_rows(stated: Option, value: str) -> None:
     if is_address(value) or not (folder := Path(value)).is_dir():
         _check_file(stated, value)
-        return
-    with _naming(stated):
-        if list_of_folder(folder) is None:
-            parts_of_folder(folder)
+    else:
+        _check_named(lambda _: list_of_folder(folder) or parts_of_folder(folder))(stated, value)
 
 
 def _check_named(check):
     def checked(stated: Option, value: str) -> None:
-        with _naming(stated):
+        try:
             check(value)
+        except PpldmError as error:
+            raise type(error)(f"--{stated.name}: {error}") from error
 
     return checked
-
-
-@contextmanager
-def _naming(stated: Option):
-    try:
-        yield
-    except PpldmError as error:
-        raise type(error)(f"--{stated.name}: {error}") from error
 
 
 # What the value of an option must pass, by its kind.
@@ -201,7 +175,7 @@ _CHECKS = {
 def read_recipe(argv: list[str], loop: bool, config: type | None = LdmConfig, prog: str | None = None) -> Recipe:
     """The recipe of a command line, checked. `config`: the settings of a script's family; None for the recipe's own.
     Shows the presets or the recipe, and ends, where that is asked for. Raises ConfigError."""
-    source, words = _read_sources(argv)
+    source, words = _read(argv, _add_source_flags)
     if source.list_presets:
         width = max(map(len, list_presets()))
         sys.stdout.write("".join(f"{name:<{width}}  {what}\n" for name, what in list_presets().items()))
@@ -240,7 +214,7 @@ def read_recipe(argv: list[str], loop: bool, config: type | None = LdmConfig, pr
 def read_dry_run(argv: list[str]) -> tuple[int, bool] | None:
     """(devices that `--dry_run` is to reckon with, whether it answers as JSON); None where it is not asked for. Raises
     ConfigError."""
-    given, _ = _read_sources(argv)
+    given, _ = _read(argv, _add_source_flags)
     if given.num_devices < 1:
         raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
     if given.json and not given.dry_run:
@@ -248,11 +222,11 @@ def read_dry_run(argv: list[str]) -> tuple[int, bool] | None:
     return (given.num_devices, given.json) if given.dry_run else None
 
 
-def _read_sources(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(the flags of `_add_source_flags`, the other words)."""
+def _read(words: list[str], add_flags: Callable) -> tuple[argparse.Namespace, list[str]]:
+    """(the flags that `add_flags` adds to a parser, the other words). Raises ConfigError."""
     parser = argparse.ArgumentParser(add_help=False)
-    _add_source_flags(parser)
-    return parse_known(parser, argv)
+    add_flags(parser)
+    return parse_known(parser, words)
 
 
 def _add_source_flags(parser: argparse.ArgumentParser) -> None:
@@ -320,7 +294,7 @@ def refuse_other_flags(words: list[str], loop: bool) -> list[str]:
     changed, others = parse_trainer_flags(words)
     for name in changed:
         if name in _NOT_SUPPORTED:
-            raise ConfigError(f"--{name} {_WHY_NOT.get(name, 'is not supported yet')}; omit it")
+            raise ConfigError(f"--{name} {_NOT_SUPPORTED[name]}; omit it")
         script = "the hand-written loop has no" if loop else "the Trainer script has no use for"
         raise ConfigError(f"{script} --{name}; omit it")
     return others
@@ -329,10 +303,9 @@ def refuse_other_flags(words: list[str], loop: bool) -> list[str]:
 def names_of_trainer_flags() -> set[str]:
     """The names of all flags of PaddleNLP's Trainer, read from its source, which takes milliseconds."""
     found = importlib.util.find_spec("paddlenlp")
-    source = found and Path(found.origin).parent / "trainer" / "training_args.py"
-    if not source or not source.is_file():
+    if not found:
         return set()
-    text = source.read_text(encoding="utf-8")
+    text = (Path(found.origin).parent / "trainer" / "training_args.py").read_text(encoding="utf-8")
     return set(re.findall(r"^    (\w+): [^\n]+ = field\(", text.partition("class TrainingArguments")[2], re.MULTILINE))
 
 
@@ -343,19 +316,13 @@ def add_launch_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--nnodes", type=int, metavar="N", help="Machines; the same command on each.")
     group.add_argument("--master", metavar="HOST:PORT", help="Where the machines meet: the first one, and a free port.")
     group.add_argument("--node_rank", type=int, metavar="N", help="This machine's number, from 0; else by arrival.")
-    group.add_argument(
-        "--max_restarts",
-        type=int,
-        metavar="N",
-        help="Go on from the last checkpoint after a failure, at most so many times without a new checkpoint between.",
-    )
+    more = "Go on from the last checkpoint after a failure, at most so many times without a new checkpoint between."
+    group.add_argument("--max_restarts", type=int, metavar="N", help=more)
 
 
 def read_launch(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """The flags of this module, and the words that are none of them. Raises ConfigError."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_launch_flags(parser)
-    given, rest = parse_known(parser, words)
+    given, rest = _read(words, add_launch_flags)
     for name in ("nnodes", "max_restarts"):
         if (value := getattr(given, name)) is not None and value < 1:
             raise ConfigError(f"--{name} {value} must be 1 or more")

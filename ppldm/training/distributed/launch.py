@@ -79,11 +79,6 @@ class Rank:
         kind = 2 if self.status == -signal.SIGABRT else 0 if self.status < 0 else 1
         return kind, failure_time_sec(self.notes, self.rank), self.rank
 
-    def send(self, number: int) -> None:
-        """Send a signal to its main process only."""
-        with suppress(ProcessLookupError):
-            self.process.send_signal(number)
-
     def kill_all(self) -> None:
         """Kill it and its loader processes: Paddle made it the leader of a process group."""
         with suppress(ProcessLookupError):
@@ -168,7 +163,8 @@ class WatchedController(CollectiveController):
         if not self.ranks:  # still waiting for the other machines
             sys.exit(self._stop_status())
         for rank in self.ranks:
-            rank.kill_all() if self.is_given_up else rank.send(number)
+            # To its main process only, which Popen knows to have ended where it has.
+            rank.kill_all() if self.is_given_up else rank.process.send_signal(number)
 
     def _stop_status(self) -> int:
         return 130 if self.stop_number == signal.SIGINT else os.EX_TEMPFAIL
@@ -254,9 +250,8 @@ def meet_at(master: str) -> tuple[str, str]:
             probe.connect((address, int(port)))  # which sends nothing
             return f"{address}:{int(port)}", probe.getsockname()[0]
     except (OSError, ValueError, OverflowError) as error:
-        raise ConfigError(
-            f"--master {master} cannot be found ({error}); give HOST:PORT of the first machine"
-        ) from error
+        fix = "give HOST:PORT of the first machine"
+        raise ConfigError(f"--master {master} cannot be found ({error}); {fix}") from error
 
 
 def run(notes: str) -> None:
@@ -271,9 +266,8 @@ def run(notes: str) -> None:
     ips = (context.args.ips or "").split(",")
     if len(ips) > 1 and not context.args.master:
         if context.node.ip not in ips:
-            raise ConfigError(
-                f"--ips {context.args.ips} lacks this machine's address {context.node.ip}; add or correct it"
-            )
+            text = f"--ips {context.args.ips} lacks this machine's address {context.node.ip}"
+            raise ConfigError(f"{text}; add or correct it")
         context.args.master = f"{ips[0]}:{context.args.start_port}"
         context.args.nnodes, context.args.rank = str(len(ips)), ips.index(context.node.ip)
     elif context.args.master and "://" not in context.args.master:

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -12,10 +11,6 @@ from ...config.training import TrainingOptions
 from ...utils.errors import PpldmError
 from ...utils.files import count_free_bytes
 from ...utils.log import get_logger
-from ...utils.machine.environment import find_problems, installed_versions
-from ...utils.machine.resources import count_usable_cores
-from ...utils.text import count_of
-from ...utils.variables import read
 
 SHARED_MEMORY = Path("/dev/shm")
 _LOCKS_BYTES = 1 << 20  # of loader processes: their arrays do not lie there (`data.loader`)
@@ -23,9 +18,6 @@ _DEVICES_BYTES = 1 << 29  # of several devices of one machine that talk through 
 _LEAST_FREE_BYTES = 1 << 30
 _CLOCK_SECONDS = 300  # that a file's time may be ahead
 _OLDEST_SECONDS = 1_735_689_600  # 2025-01-01: no version of this program is older
-_CONNECT_SECONDS = 3.0
-
-
 STATUSES = ("ok", "warning", "error")  # the worst last
 
 
@@ -50,10 +42,9 @@ def judged(name: str, text: str, warning: str = "", error: str = "") -> Finding:
 
 def examine(name: str, look: Callable[..., Iterable[Finding]], *given) -> list[Finding]:
     """What `look` finds; an error of ours that it meets is a finding too, which has its own remedy."""
-    found = []
+    found: list[Finding] = []
     try:
-        for one in look(*given):
-            found.append(one)
+        found.extend(look(*given))
     except PpldmError as error:
         found.append(Finding(name, "error", str(error)))
     return found
@@ -68,23 +59,9 @@ def look_quickly(arguments: TrainingOptions) -> None:
             get_logger().warning("doctor: %s: %s%s", one.name, one.text, f"; {one.fix}" if one.fix else "")
 
 
-def look_at_packages() -> Iterator[Finding]:
-    """Versions that are missing or known to be bad with others, as `ppldm env` lists them."""
-    versions = installed_versions()
-    problems = find_problems(versions)
-    for problem in problems:
-        yield Finding("packages", "error", problem.found, problem.fix)
-    if not problems:
-        yield judged("packages", f"paddlepaddle {versions.get('paddlepaddle') or versions.get('paddlepaddle-gpu')}, "
-                   f"{len(versions)} packages that go together")  # fmt: skip
-
-
-def look_at_shared_memory(
-    arguments: TrainingOptions, num_devices: int, folder: Path | None = None
-) -> Iterator[Finding]:
-    """`folder`: where it is mounted. Loader processes need room for their locks, several devices for what they say."""
-    folder = folder or SHARED_MEMORY
-    workers = arguments.dataloader_num_workers
+def look_at_shared_memory(arguments: TrainingOptions, num_devices: int) -> Iterator[Finding]:
+    """Loader processes need room for their locks, several devices for what they say."""
+    folder, workers = SHARED_MEMORY, arguments.dataloader_num_workers
     if not folder.is_dir():
         yield judged("shared memory", f"{folder} is not there", "" if not workers else "--dataloader_num_workers 0")
         return
@@ -92,21 +69,9 @@ def look_at_shared_memory(
     needed = _LOCKS_BYTES if workers else 0
     text = f"{folder} has {_size(usage.free)} free of {_size(usage.total)}"
     more = f"give the container more (docker run --shm-size {{}}), or free some of {folder}"
-    yield judged(
-        "shared memory",
-        text,
-        warning=more.format("2g") if num_devices > 1 and usage.free < _DEVICES_BYTES else "",
-        error=f"{more.format('64m')}, or --dataloader_num_workers 0" if usage.free < needed else "",
-    )
-
-
-def look_at_loaders(arguments: TrainingOptions, num_devices: int) -> Iterator[Finding]:
-    """Loader processes beside the cores."""
-    cores, wanted = count_usable_cores(), arguments.dataloader_num_workers * num_devices
-    yield judged(
-        "loaders", f"{count_of(wanted, 'loader')} on {count_of(cores, 'core')}",
-        warning=f"--dataloader_num_workers {max(1, cores // num_devices)}" if wanted > cores else "",
-    )  # fmt: skip
+    warning = more.format("2g") if num_devices > 1 and usage.free < _DEVICES_BYTES else ""
+    error = f"{more.format('64m')}, or --dataloader_num_workers 0" if usage.free < needed else ""
+    yield judged("shared memory", text, warning, error)
 
 
 def look_at_disk(
@@ -125,10 +90,8 @@ def look_at_disk(
         yield judged("disk", f"{folder} has {_size(free)} free", warning=fix)
         return
     least, whole = 2 * checkpoint_bytes, (num_checkpoints + 1) * checkpoint_bytes + more
-    text = (
-        f"{folder} has {_size(free)} free; a checkpoint takes {_size(checkpoint_bytes)}, and the run keeps "
-        f"{num_checkpoints}; its exported model and snapshots take {_size(more)}"
-    )
+    text = f"{folder} has {_size(free)} free; a checkpoint takes {_size(checkpoint_bytes)}, and the run keeps "
+    text += f"{num_checkpoints}; its exported model and snapshots take {_size(more)}"
     fix = "free some, choose another --output_dir, or keep fewer checkpoints: --save_total_limit 2"
     yield judged("disk", text, warning=fix if free < whole else "", error=fix if free < least else "")
 
@@ -145,49 +108,6 @@ def look_at_clock(arguments: TrainingOptions) -> Iterator[Finding]:
         text = f"it says {time.strftime('%Y-%m-%d %H:%M', time.gmtime(now))} UTC"
         text += f", and a file in {folder} is {ahead:.0f} s ahead of that" if ahead > _CLOCK_SECONDS else ""
         yield judged("clock", text, warning=fix if ahead > _CLOCK_SECONDS else "")
-
-
-def look_at_ports(master: str | None) -> Iterator[Finding]:
-    """That ranks can meet at `master`, HOST:PORT: free where it is this machine, else one that answers."""
-    master = master or read("PADDLE_MASTER") or ""
-    if not master:
-        return
-    host, _, port = master.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        yield Finding("ports", "error", f"--master {master} is not HOST:PORT", "write it as in --master 10.0.0.1:6170")
-        return
-    try:
-        address = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0]
-    except OSError as error:
-        yield Finding("ports", "error", f"{host} is not known ({error})", "correct --master, or use its address")
-        return
-    yield _try_port(master, address)
-
-
-def _try_port(master: str, address: tuple) -> Finding:
-    family, kind, _, _, place = address
-    with socket.socket(family, kind) as tried:
-        tried.settimeout(_CONNECT_SECONDS)
-        try:
-            tried.bind((place[0], 0))  # only an address of this machine can be taken
-        except OSError:
-            try:
-                tried.connect(place)
-            except ConnectionRefusedError:
-                pass  # the machine answers; nobody has started there yet
-            except OSError as error:
-                fix = "open the port between the machines, or correct --master"
-                return Finding("ports", "error", f"{master} cannot be reached ({error})", fix)
-            return judged("ports", f"{master} answers")
-    with socket.socket(family, kind) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind(place)
-        except OSError as error:
-            return Finding(
-                "ports", "error", f"{master} is in use ({error.strerror})", "choose another port in --master"
-            )
-    return judged("ports", f"{master} is free")
 
 
 def _size(num_bytes: float) -> str:

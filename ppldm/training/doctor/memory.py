@@ -79,8 +79,7 @@ class Shapes:
 @dataclass(frozen=True)
 class Activations:
     """Bytes: `kept` from the forward for the backward pass; `peak` of all that is there at a time, `kept` included.
-    operations: floating-point ones of the forward pass, in its convolutions and matrix products; one of each a
-    multiplication and an addition."""
+    operations: floating-point ones of the forward pass, in its convolutions and matrix products."""
 
     kept: int
     peak: int
@@ -105,8 +104,7 @@ class Memory:
 
 
 def estimate(recipe: Recipe, num_devices: int) -> Memory:
-    """The peak of a device, or of the process that trains on a kind of device without a memory of its own. Raises
-    ConfigError, ModelError."""
+    """The peak of a device, or of the process where a device has no memory of its own. Raises PpldmError."""
     process = process_memory_bytes("VmRSS")
     family, arguments = get_family(recipe.family), recipe.training
     reckoned = reckon(recipe, num_devices)
@@ -120,7 +118,7 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
     shapes = Shapes.of(configs, arguments.per_device_train_batch_size, height, width, tokens)
     led = ("unet",) if "controlnet" in configs else ()  # counted with what leads it
     cached = {"vae": recipe.data.latents == "cached", "text_encoder": recipe.data.text_embeddings == "cached"}
-    found, unknown, operations = {}, [], 0
+    found, unknown, operations = [], [], 0
     for name, network in networks.items():
         kind, trained = family.components[name], network.trained or name in adapted
         if cached.get(kind) or name in led:
@@ -129,11 +127,11 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
         if counted is None:
             unknown.append(name)
         else:
-            found[name] = counted
+            found.append(counted)
             passes = 1 + trained * (1 + network.trained + arguments.recompute)  # gradients of values, of weights
             operations += counted.operations * passes
     kind = current_kind()
-    activations = _peak(list(found.values()))
+    activations = _peak(found)
     if (arguments.bf16 or arguments.fp16) and kind.mixed_precision:
         activations //= 2
     sample = 3 * height * width + 12 * int(np.prod(shapes.latents)) + 8 * tokens
@@ -160,15 +158,13 @@ def _read_bytes(family, recipe: Recipe, components: dict) -> int:
 
 def _peak(networks: list[Activations]) -> int:
     """Of networks that run one after the other, where what is kept stays until all have run."""
-    kept = sum(one.kept for one in networks)
-    return kept + max((one.peak - one.kept for one in networks), default=0)
+    return sum(one.kept for one in networks) + max((one.peak - one.kept for one in networks), default=0)
 
 
 def loader_bytes(memory: Memory, num_loaders: int, anonymous: int) -> int:
     """What the loader processes of a device take at most, beside the batches that they share with the main process.
-    They are forked and begin with its memory, `anonymous` bytes of the program and, on a CPU, weights and averages. A
-    page stays shared until one of them writes to it: so all together hold one more copy of what the main process has
-    written since. For itself each has `LOADER_BYTES`, and a batch in its making, twice at most."""
+    They are forked and share its memory, `anonymous` bytes of the program and, on a CPU, weights and averages, until it
+    writes to it: all together hold one more copy. For itself each has `LOADER_BYTES`, and a batch, twice at most."""
     if not num_loaders:
         return 0
     on_host = memory.by_purpose if "process" in memory.by_purpose else {}
@@ -238,7 +234,10 @@ def _live(ops: list, forward: int, parameters: set, blocks: list[tuple[int, int]
     """Of operations, the first `forward` of which are the forward pass; blocks: spans that are computed again."""
     changes, kept = [0] * (len(ops) + 1), 0
     values, workspaces = _values(ops, parameters)
-    resumed = _resumed(values, forward, blocks)
+    resumed = {}  # of a block, the first operation of the backward pass that needs what it made
+    for span in blocks:
+        uses = [use for one in values if span[0] <= one.made < span[1] for use in one.uses if use >= forward]
+        resumed[span] = min(uses, default=forward)
     for value in values:
         stop = max(value.uses, default=value.made)
         block = next((span for span in blocks if span[0] <= value.made < span[1]), None)
@@ -254,17 +253,6 @@ def _live(ops: list, forward: int, parameters: set, blocks: list[tuple[int, int]
     at = accumulate(changes)
     peak = max(now + more for now, more in zip(at, workspaces, strict=False))
     return Activations(kept, peak, sum(map(_operations, ops[:forward])))
-
-
-def _resumed(values: list[_Value], forward: int, blocks: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Block to the first operation of the backward pass that needs what the block made."""
-    return {
-        span: min(
-            (use for one in values if span[0] <= one.made < span[1] for use in one.uses if use >= forward),
-            default=forward,
-        )
-        for span in blocks
-    }
 
 
 def _values(ops: list, parameters: set) -> tuple[list[_Value], list[int]]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from ...config.network_files import KNOWN_MODELS
+from ...config.option import options
 from ...config.recipe import Recipe
 from ...config.training import TrainingOptions
 from ...data.filelist import Source
@@ -19,9 +21,10 @@ from ...data.inputs import Tokens
 from ...data.select.selection import Selection
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
+from ...families.ldm_build import tokenizer_source
 from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
-from ...utils.machine.cpu import load_paddle
+from ...utils.machine import devices
 from ...utils.machine.resources import (
     available_memory_bytes,
     count_usable_cores,
@@ -34,9 +37,11 @@ from ...utils.text import count_of
 from ...utils.variables import is_offline, network_forbidden, read
 from ...weights.fetch import packaged_or
 from ...weights.folders import one_run
+from .. import rows
+from ..adamw import is_mixed
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..metrics import METRICS_FILE, read_metrics
-from ..rows import count_steps, dataset_maker, describe_large, measure_captions, remedies_for, select_training_rows
+from ..run_folder import check_output
 from .machine import Finding, examine, judged, look_at_disk
 
 _SECONDS = 10.0  # for the hub's answer
@@ -54,21 +59,13 @@ _MANY_BAD = 0.01  # share of the rows looked at
 
 def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
     """`found`, and what else there is; `facts` take in the memory by purpose and the forecast."""
-    load_paddle()
-    from ..rows import open_sources
-
-    devices = given.num_devices
     found = found + examine("device", _look_at_device, recipe)
     found += examine("output", _look_at_output, recipe)
     access = examine("access", _look_at_access, recipe)
     found += access
     found += examine("memory", _look_at_memory, recipe, given, facts)
-    sources = []
-    found += examine("parts", lambda: sources.extend(open_sources(recipe.data)) or ())  # type: ignore[func-returns-value]
-    steps = _updates(recipe, 0, devices)
-    if sources:
-        rows, steps = _look_at_data(recipe, sources, devices, any(one.status == "error" for one in access))
-        found += rows
+    seen, steps = _look_at_data(recipe, given.num_devices, any(one.status == "error" for one in access))
+    found += seen
     would_run = all(one.status != "error" for one in found)
     if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
         found = [replace(one, status="error") if one in access and one.status == "warning" else one for one in found]
@@ -80,19 +77,14 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
 
 
 def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
-    from ...utils.machine.devices import DEFAULT_DEVICE, check_precision, current_device, device_name, use_device
-    from ..adamw import is_mixed
-
-    use_device(None if recipe.training.device == DEFAULT_DEVICE else recipe.training.device)
-    check_precision(recipe.training.bf16, recipe.training.fp16, current_device())
+    devices.use_device(None if recipe.training.device == devices.DEFAULT_DEVICE else recipe.training.device)
+    devices.check_precision(recipe.training.bf16, recipe.training.fp16, devices.current_device())
     halves = recipe.training.bf16 or recipe.training.fp16
     fix = "omit --bf16 and --fp16, or use a device that has it" if halves and not is_mixed(recipe.training) else ""
-    yield judged("device", f"{device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
+    yield judged("device", f"{devices.device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
 
 
 def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
-    from ..run_folder import check_output
-
     folder = Path(recipe.training.output_dir)
     check_output(recipe.training, folder)
     yield judged("output", f"{folder} {'goes on' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
@@ -100,9 +92,6 @@ def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
 
 def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
     """That the hub gives the models that are named, to who asks, and those that stand where none is named."""
-    from ...config.network_files import KNOWN_MODELS
-    from ...config.option import options
-
     model = recipe.model
     flags = {getattr(model, name): name for name, stated in options(type(model)).items() if stated.kind == "model"}
     if not getattr(model, "starts_from_pipeline", True):
@@ -129,8 +118,8 @@ def _ask_hub(flag: str, name: str) -> Finding:
     except HfHubHTTPError as error:
         status = error.response.status_code
         denied = "log in again (huggingface-cli login), or set HF_TOKEN: a token may have expired, or lack the right"
-        return Finding("access", "error", f"the hub answers {status} for {repository}",
-                       denied if status in (401, 403) else f"check --{flag}, or download the model first")  # fmt: skip
+        fix = denied if status in (401, 403) else f"check --{flag}, or download the model first"
+        return Finding("access", "error", f"the hub answers {status} for {repository}", fix)
     except (RequestException, OSError):
         fix = f"check --{flag}, or download the model where the network is and give its folder"
         return Finding("access", "warning", f"there is no folder {name} here, and the hub cannot be reached", fix)
@@ -159,10 +148,8 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     if processes > 1:
         text += f" for each of {processes} processes, {needed / 1e9:.2f} GB together"
         fix += ", or start fewer processes"
-    yield judged(
-        "memory", f"{text}; this machine has {there / 1e9:.2f} GB",
-        warning=fix if needed > _TIGHT * there else "", error=fix if needed > there else "",
-    )  # fmt: skip
+    warning, error = fix if needed > _TIGHT * there else "", fix if needed > there else ""
+    yield judged("memory", f"{text}; this machine has {there / 1e9:.2f} GB", warning, error)
 
 
 def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int, facts: dict) -> Iterator[Finding]:
@@ -172,26 +159,24 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
         return
     on_host = memory.total if "process" in memory.by_purpose else anonymous
     loaders = facts["loader_bytes"] * num_devices
-    text = (
-        f"{count_of(num_loaders * num_devices, 'loader')} may take {loaders / 1e9:.2f} GB beside "
-        f"{on_host * num_devices / 1e9:.2f} GB of training; {free / 1e9:.2f} GB are free"
-    )
+    text = f"{count_of(num_loaders * num_devices, 'loader')} may take {loaders / 1e9:.2f} GB beside "
+    text += f"{on_host * num_devices / 1e9:.2f} GB of training; {free / 1e9:.2f} GB are free"
     short = loaders + on_host * num_devices > free
     fix = "lower --dataloader_num_workers (0 loads in the process that trains), or free memory of this machine"
     yield judged("loaders' memory", text, warning=fix if short else "")
 
 
-def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
+def _look_at_data(recipe: Recipe, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
     """(what is found, updates of the run)."""
-
-    found, selected = examine("parts", look_at_parts, sources), []
+    sources, selected = [], []
+    found = examine("parts", look_at_parts, recipe, sources)
     paths = ((path, source) for source in sources for path in source.parts)
     counted = all(isinstance(find_summary(*one), IndexSummary) for one in paths)
     if any(one.status == "error" for one in found) or not counted:
         return found, _updates(recipe, 0, num_devices)
 
     def select() -> Iterator[Finding]:
-        selected.append(select_training_rows(sources, recipe.data, recipe.training, World()))
+        selected.append(rows.select_training_rows(sources, recipe.data, recipe.training, World()))
         yield from look_at_rows(recipe, selected[0], num_devices)
 
     found += examine("rows", select)
@@ -207,73 +192,64 @@ def _look_at_data(recipe: Recipe, sources: list, num_devices: int, no_access: bo
     return found, _updates(recipe, len(selected[0]), num_devices)
 
 
-def look_at_parts(sources: list[Source]) -> Iterator[Finding]:
-    """That all parts are there, opened where they have no index. Raises PartError for those that cannot be read."""
+def look_at_parts(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
+    """That all parts are there, opened where they have no index; `sources` take in the lists. Raises FilelistError, and
+    PartError for those that cannot be read."""
+    sources.extend(rows.open_sources(recipe.data))
     paths = [(path, source) for source in sources for path in source.parts]
     missing = [(path, source) for path, source in paths if find_summary(path, source) is None]
     stale = [path for path, source in missing if Path(f"{path}.idx").exists()]
     num_bytes = sum(size_of(path) for path, _ in missing)
     if stale:
-        yield Finding("indexes", "warning", f"{stale[0]}.idx, {len(stale)} in all, cannot be used: "
-                      "stale, damaged or of another format", "ppldm index, or the run makes them again")  # fmt: skip
+        text = f"{stale[0]}.idx, {len(stale)} in all, cannot be used: stale, damaged or of another format"
+        yield Finding("indexes", "warning", text, "ppldm index, or the run makes them again")
     elif num_bytes > _INDEXED_BYTES:
-        cores = count_usable_cores()
-        yield Finding(
-            "indexes", "warning", f"{len(missing)} of {count_of(len(paths), 'part')} have no index, which takes about "
-            f"{num_bytes / _INDEX_BYTES_A_SECOND / cores / 60:.0f} minutes here", "ppldm index, once, before the run",
-        )  # fmt: skip
+        minutes = num_bytes / _INDEX_BYTES_A_SECOND / count_usable_cores() / 60
+        text = f"{len(missing)} of {count_of(len(paths), 'part')} have no index, "
+        text += f"which takes about {minutes:.0f} minutes here"
+        yield Finding("indexes", "warning", text, "ppldm index, once, before the run")
     if num_bytes <= _INDEXED_BYTES:
         for source in sources:
             build_indexes(source.parts, source, count_usable_cores())
     yield judged("parts", f"{count_of(len(paths), 'part')} in {count_of(len(sources), 'list')}")
 
 
-def judge_rows(num_rows: int, global_batch_size: int, max_steps: int, num_devices: int = 1) -> Finding:
-    """Rows beside a batch and beside all samples of a run."""
-    epochs = max_steps * global_batch_size / num_rows
-    until = "no end" if max_steps >= _ENDLESS else f"{epochs:,.2f} epochs"
-    text = (
-        f"{num_rows:,} rows, {math.ceil(num_rows / global_batch_size):,} updates an epoch, {until} in "
-        f"{max_steps:,} updates of {global_batch_size:,} samples, {num_rows // num_devices:,} rows a device"
-    )
-    if global_batch_size > num_rows:
-        return Finding("rows", "warning", text + "; a batch is larger than the data, so that it holds rows twice",
-                       "lower --per_device_train_batch_size or --gradient_accumulation_steps")  # fmt: skip
-    fix = "lower --max_steps, or check --file_list" if epochs > _MANY_EPOCHS else ""
-    return judged("rows", text, warning=fix)
-
-
 def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iterator[Finding]:
-    """How many, and how often a run sees them."""
-    batch = recipe.training.samples_of_update(num_devices)
-    steps = count_steps(recipe.training, len(selection), batch)
-    left = ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(3))
-    if left:
-        yield judged("selection", f"{len(selection):,} of {selection.num_rows:,} rows are used ({left})",
-                     "" if 2 * len(selection) > selection.num_rows else "check --where and --resolution")  # fmt: skip
-    yield judge_rows(len(selection), batch, steps, num_devices)
+    """How many there are, beside a batch and beside all samples of a run."""
+    batch, num_rows = recipe.training.samples_of_update(num_devices), len(selection)
+    steps = rows.count_steps(recipe.training, num_rows, batch)
+    if left := ", ".join(f"{count} {reason}" for reason, count in selection.skipped.most_common(3)):
+        fix = "" if 2 * num_rows > selection.num_rows else "check --where and --resolution"
+        yield judged("selection", f"{num_rows:,} of {selection.num_rows:,} rows are used ({left})", fix)
+    epochs = steps * batch / num_rows
+    until = "no end" if steps >= _ENDLESS else f"{epochs:,.2f} epochs"
+    text = f"{num_rows:,} rows, {math.ceil(num_rows / batch):,} updates an epoch, {until} in {steps:,} updates of "
+    text += f"{batch:,} samples, {num_rows // num_devices:,} rows a device"
+    fix = "lower --max_steps, or check --file_list" if epochs > _MANY_EPOCHS else ""
+    if batch > num_rows:
+        text += "; a batch is larger than the data, so that it holds rows twice"
+        fix = "lower --per_device_train_batch_size or --gradient_accumulation_steps"
+    yield judged("rows", text, warning=fix)
 
 
 def look_at_sizes(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
     """Pictures so large that decoding them holds up the training."""
-    text, fix = describe_large(sources, recipe.data)
+    text, fix = rows.describe_large(sources, recipe.data)
     if text:
         yield Finding("pictures", "warning", text, fix)
 
 
 def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection, max_length: int):
     """How the tokenizer fits the captions of some rows. Raises ConfigError."""
-    from ...families.ldm_build import tokenizer_source
-
     tokenizer = load_tokenizer(tokenizer_source(recipe.model), max_length, getattr(recipe.model, "offline", False))
     sources = [replace(one, latents="off") for one in sources]  # captions are read, and no latents
-    make_dataset = dataset_maker(
+    make_dataset = rows.dataset_maker(
         recipe.data, recipe.training.seed, inputs={"input_ids": Tokens(max_length)}, tokenizer=tokenizer
     )
     dataset = make_dataset(sources, selection=selection)
-    found, bad = measure_captions(dataset)
+    found, bad = rows.measure_captions(dataset)
     looked_at = found.captions + bad.total()
-    fixes = remedies_for(found, max_length)
+    fixes = rows.remedies_for(found, max_length)
     reasons = ", ".join(f"{count} {reason}" for reason, count in bad.most_common(3))
     if bad.total() > _MANY_BAD * looked_at:
         fixes.append("`ppldm verify` names the bad rows")
@@ -284,18 +260,14 @@ def look_at_captions(recipe: Recipe, sources: list[Source], selection: Selection
 
 def _updates(recipe: Recipe, num_rows: int, num_devices: int) -> int:
     """How many the run has; 0 where only rows that are not known yet would tell, and where they are refused."""
-    from ..rows import count_steps
-
     try:
-        return count_steps(recipe.training, num_rows, recipe.training.samples_of_update(num_devices))
+        return rows.count_steps(recipe.training, num_rows, recipe.training.samples_of_update(num_devices))
     except ConfigError:
         return 0
 
 
 def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
     """Its words and the captions' length beside the text encoder's, where that has weights of its own."""
-    from ...families.ldm_build import tokenizer_source
-
     source, max_length = tokenizer_source(recipe.model), recipe.model.model_max_length
     tokenizer = load_tokenizer(source, max_length, getattr(recipe.model, "offline", False))
     family = get_family(recipe.family)
@@ -311,9 +283,7 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool) -> Iterator[Finding]:
     """would_run: whether nothing was found that would stop the run."""
-    from ...utils.machine.devices import current_kind
-
-    is_cpu = current_kind().is_cpu
+    is_cpu = devices.current_kind().is_cpu
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
     more = other_bytes(recipe.model, facts.get("bytes_on_disk", {}), max(1, max_steps))
     yield from look_at_disk(recipe.training, size, count, more)

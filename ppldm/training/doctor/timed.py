@@ -23,8 +23,7 @@ from ...utils.text import count_of
 from ...utils.variables import read
 from ..adamw import autocast
 from ..prepare import prepare
-from ..report import TimedBatches
-from ..train import UpdateGuard, train_step
+from ..train import UpdateGuard, timed_batches, train_step
 from .memory import estimate
 
 _SECONDS = 8.0  # of the updates that are timed; thrice that where they are fewer than the least
@@ -49,9 +48,8 @@ def time_updates(recipe: Recipe, processes: int, operations: int, num_bytes: int
 
 def _affordable(recipe: Recipe, processes: int, operations: int, num_bytes: int, speed: float) -> tuple[Recipe, float]:
     """(the recipe, or a smaller one; by how much its micro-batch has fewer operations)."""
-    free = available_memory_bytes() or 1 << 62
+    free, fewer = available_memory_bytes() or 1 << 62, operations
     for small in _smaller(recipe):
-        fewer = operations
         if small is not recipe:
             memory = estimate(small, 1)
             fewer, num_bytes = memory.operations, memory.total
@@ -76,11 +74,11 @@ def _smaller(recipe: Recipe) -> Iterator[Recipe]:
 def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
     """(the median seconds of an update of one micro-batch, how many were timed)."""
     seconds: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="ppldm-doctor-") as folder, _quietly(), _threads_of(processes):
+    with tempfile.TemporaryDirectory(prefix="ppldm-doctor-") as folder, _among(processes):
         alone = {"output_dir": folder, "resume_from_checkpoint": None, "overwrite_output_dir": False,
                  "gradient_accumulation_steps": 1, "global_batch_size": None}  # fmt: skip
         run = prepare(recipe.model, recipe.data, replace(recipe.training, **alone))
-        batches = TimedBatches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
+        batches = timed_batches(run.batches(), run.interval, run.arguments.data_timeout, run.world.rank)
         guard = UpdateGuard(run.state, run.world, run.arguments.max_skipped_updates, autocast(run.arguments))
         with closing(iter(batches)) as source:
             started = time.perf_counter()
@@ -101,23 +99,15 @@ def _time(recipe: Recipe, processes: int) -> tuple[float, int]:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """What a training says at its start was said by doctor."""
-    log = get_logger()
-    before = log.level
+def _among(processes: int) -> Iterator[None]:
+    """With the threads of one of so many processes, where the user has not set fewer; quiet, for what a training says
+    at its start was said by doctor."""
+    log, threads = get_logger(), int(read("OMP_NUM_THREADS") or 1)
+    level = log.level
     log.setLevel(logging.ERROR)
+    paddle.base.core.set_num_threads(min(threads, max(1, count_usable_cores() // processes)))
     try:
         yield
     finally:
-        log.setLevel(before)
-
-
-@contextmanager
-def _threads_of(processes: int) -> Iterator[None]:
-    """As many as one of these processes has, where the user has not set fewer."""
-    now = int(read("OMP_NUM_THREADS") or 1)
-    paddle.base.core.set_num_threads(min(now, max(1, count_usable_cores() // processes)))
-    try:
-        yield
-    finally:
-        paddle.base.core.set_num_threads(now)
+        paddle.base.core.set_num_threads(threads)
+        log.setLevel(level)

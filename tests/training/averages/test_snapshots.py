@@ -16,7 +16,8 @@ from ppldm.training.averages.snapshots import (
     remove_later,
     write_snapshot,
 )
-from ppldm.training.checkpoint import POSTHOC_STATE, TrainingState, load_model
+from ppldm.training.checkpoint import POSTHOC_STATE, TrainingState
+from ppldm.training.resume import load_model
 from ppldm.utils.errors import CheckpointError, ModelError
 
 

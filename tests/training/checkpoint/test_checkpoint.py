@@ -14,16 +14,14 @@ from small_disk import small_disk
 from ppldm.training.checkpoint import (
     TrainerState,
     TrainingState,
-    _load,
     contents_of,
     count_bytes,
     list_checkpoints,
-    load_model,
-    load_optimizer,
     removable,
     save_checkpoint,
     versions,
 )
+from ppldm.training.resume import _load, load_model, load_optimizer
 from ppldm.training.run import copy_to_host
 from ppldm.training.run_folder import find_checkpoint, newest_checkpoint, read_manifest, set_aside_after, verify
 from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError, ModelError

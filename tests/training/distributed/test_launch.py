@@ -23,8 +23,9 @@ from ppldm.utils.entry import entry
 
 with entry():
     import paddle
-    from ppldm.training.report import IntervalMetrics, TimedBatches
-    from ppldm.training.run import check_ranks
+    from ppldm.training.ranks import check_ranks
+    from ppldm.training.report import IntervalMetrics
+    from ppldm.training.train import timed_batches
     from ppldm.utils.errors import DataError
     from ppldm.utils.processes.ranks import leave_signs, waiting, watch_ranks
     from ppldm.utils.processes.ranks import barrier
@@ -54,7 +55,7 @@ with entry():
 
     weights = {"first": paddle.ones([3]), "second": paddle.ones([3])}
     seconds = 0 if end.endswith("stopped") else 2.0
-    for step in TimedBatches(batches(), IntervalMetrics(world), seconds, world.rank):
+    for step in timed_batches(batches(), IntervalMetrics(world), seconds, world.rank):
         print("step", step, flush=True)
         with waiting(world):
             barrier(world)

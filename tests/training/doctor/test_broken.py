@@ -159,15 +159,17 @@ def test_a_tokenizer_with_more_words_than_the_encoder(examined, tiny, tmp_path):
     assert "tokenizer" not in examined(**own)
 
 
-def test_a_small_shared_memory(examined, tmp_path):
+def test_a_small_shared_memory(examined, tmp_path, monkeypatch):
+    from ppldm.training.doctor import machine
+
     with small_disk(tmp_path / "shm", "2m") as folder:
-        words = ("--shared_memory", str(folder))
-        assert "shared memory" not in examined(*words, dataloader_num_workers=1)
+        monkeypatch.setattr(machine, "SHARED_MEMORY", folder)
+        assert "shared memory" not in examined(dataloader_num_workers=1)
         fill(folder, 1 << 16)
-        found = examined(*words, dataloader_num_workers=1)["shared memory"]
+        found = examined(dataloader_num_workers=1)["shared memory"]
         assert found["status"] == "error" and "--shm-size" in found["fix"]
-        assert "shared memory" not in examined(*words)
-        assert examined(*words, "--num_devices", "2")["shared memory"]["status"] == "warning"
+        assert "shared memory" not in examined()
+        assert examined("--num_devices", "2")["shared memory"]["status"] == "warning"
 
 
 def test_a_full_disk(examined, tmp_path):
@@ -284,11 +286,11 @@ def test_a_model_that_only_the_hub_has_stops_a_run_without_it(examined, monkeypa
 
 
 def test_versions_that_do_not_go_together(examined, monkeypatch):
-    from ppldm.training.doctor import machine
+    from ppldm.training.doctor import command
 
-    versions = machine.installed_versions() | {"numpy": "2.1.0"}
+    versions = command.installed_versions() | {"numpy": "2.1.0"}
     assert check(versions)
-    monkeypatch.setattr(machine, "installed_versions", lambda: versions)
+    monkeypatch.setattr(command, "installed_versions", lambda: versions)
     found = examined()["packages"]
     assert found["status"] == "error" and "numpy 2.1.0" in found["text"] and "pip install" in found["fix"]
 

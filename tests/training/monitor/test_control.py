@@ -19,9 +19,10 @@ from ppldm.training import run_folder as module
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.report import Reporter
-from ppldm.training.run_folder import Control, Order, current_prompts
-from ppldm.training.train import run_loop
+from ppldm.training.run_folder import Order
+from ppldm.training.train import Control, run_loop
 from ppldm.training.trainer import run_trainer
+from ppldm.training.validation import current_prompts
 from ppldm.utils.entry import entry
 from ppldm.utils.errors import Interrupted
 from ppldm.utils.pictures import read_cells

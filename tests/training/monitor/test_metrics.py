@@ -7,13 +7,11 @@ import pytest
 
 from ppldm.training.metrics import (
     METRICS_FILE,
-    describe,
-    describe_costs,
     drop_after,
     last_step,
-    log_metrics,
     read_metrics,
 )
+from ppldm.training.report import describe, describe_costs, log_metrics
 
 
 def write(folder, start, steps):

@@ -3,8 +3,8 @@
 import paddle
 import pytest
 
-from ppldm.training import report
-from ppldm.training.report import SLOW, ForwardTimer, SlowRanks
+from ppldm.training import ranks as module
+from ppldm.training.ranks import SLOW, ForwardTimer, SlowRanks
 
 
 def find(*lines):
@@ -53,7 +53,7 @@ class Clock(paddle.nn.Layer):
 
 def test_forward_passes_in_training_are_timed_while_asked_for(monkeypatch):
     model = Clock()
-    monkeypatch.setattr(report, "time", model)
+    monkeypatch.setattr(module, "time", model)
     timer = ForwardTimer(model)
     model(2.0)  # not asked for
     timer.is_on = True

@@ -14,10 +14,9 @@ from ppldm.training.metrics import (
     WANDB_ID_FILE,
     check_reporters,
     drop_after,
-    log_metrics,
     old_pictures,
-    open_sinks,
 )
+from ppldm.training.report import log_metrics, open_sinks
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.pictures import save_png
 

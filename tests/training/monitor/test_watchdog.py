@@ -4,20 +4,22 @@ import subprocess
 import sys
 import time
 
-from ppldm.training.report import IntervalMetrics, TimedBatches
+from ppldm.training.report import IntervalMetrics
+from ppldm.training.train import timed_batches
 from ppldm.utils.processes.ranks import World
 
 HANG = """
 import sys, threading
 sys.path[:0] = {path!r}
-from ppldm.training.report import IntervalMetrics, TimedBatches
+from ppldm.training.report import IntervalMetrics
+from ppldm.training.train import timed_batches
 from ppldm.utils.processes.ranks import World
 
 def batches():
     yield 1
     threading.Event().wait()
 
-for batch in TimedBatches(batches(), IntervalMetrics(World()), 0.2, 3):
+for batch in timed_batches(batches(), IntervalMetrics(World()), 0.2, 3):
     print(batch, flush=True)
 """
 
@@ -44,8 +46,8 @@ def test_slow_use_of_a_batch_is_no_wait():
             finally:
                 closed.append(True)
 
-    batches = TimedBatches(Source(), IntervalMetrics(World()), 0.1, 0)
+    batches = timed_batches(Source(), IntervalMetrics(World()), 0.1, 0)
     for _ in batches:
         time.sleep(0.2)
     assert closed == [True]
-    assert list(TimedBatches(Source(), IntervalMetrics(World()), 0, 0)) == [0, 1, 2]
+    assert list(timed_batches(Source(), IntervalMetrics(World()), 0, 0)) == [0, 1, 2]

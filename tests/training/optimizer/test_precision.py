@@ -19,11 +19,10 @@ from ppldm.training.checkpoint import (
     TrainerState,
     TrainingState,
     contents_of,
-    load_model,
-    load_optimizer,
     save_checkpoint,
 )
 from ppldm.training.compiled import compile_predict
+from ppldm.training.resume import load_model, load_optimizer
 from ppldm.training.train import UpdateGuard, train_step
 from ppldm.utils.errors import TrainingError
 from ppldm.utils.processes.ranks import World
