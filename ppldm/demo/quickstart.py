@@ -76,6 +76,8 @@ def describe_further(stages: list[Stage]) -> list[str]:
     """What may be typed to train the drawing model to twice its updates, in as many processes."""
     ((words, updates),) = ((stage.command, stage.updates) for stage in stages if stage.name == "diffusion")
     ranks = int(words[words.index("--nproc_per_node") + 1]) if "--nproc_per_node" in words else 1
+    if "--max_steps" in words:
+        words = words[: (place := words.index("--max_steps"))] + words[place + 2 :]
     further = words[words.index("train") :] + ("--devices", ",".join(map(str, range(ranks)))) * (ranks > 1)
     further += ("--max_steps", str(2 * updates), "--accept_changes", "max_steps")
     told = f"train further, to {2 * updates} updates in all; the learning rate rises again at first"
@@ -88,9 +90,9 @@ def make_parser() -> argparse.ArgumentParser:
         description="Draws captioned pictures, trains a small text-to-image model on them, and draws what it makes of "
         "a list of prompts. On 2 cores the first pictures that can be recognised come within three minutes, the end "
         "after about six. Stopped at any point, the same command goes on from what is finished. With --pictures it "
-        "does so with your own: captions are taken from a table in the folder (metadata.csv, .tsv, .jsonl, .parquet), "
-        "from text files beside the pictures, or from their names (red_car_03.jpg); its recipes lie in OUT, to be "
-        "changed.",
+        "does so with your own: captions are taken from a table in the folder (metadata.csv, .tsv, .jsonl, .parquet; a "
+        "first line says file_name,text), from text files beside the pictures, or from their names (red_car_03.jpg); "
+        "its recipes lie in OUT, to be changed.",
         epilog=_EPILOG,
     )
     parser.add_argument("--pictures", type=_folder, metavar="FOLDER",

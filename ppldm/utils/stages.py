@@ -88,10 +88,11 @@ def describe(stages: list[Stage], folder: Path) -> str:
     records = {stage.name: _read(folder, stage) for stage in stages}
     begun = next((number for number, one in enumerate(stages) if not _is_done(one, records[one.name])), len(stages))
     lines = [line for one in stages[:begun] for line in (f"# {one.title}: done before", f"# {shlex.join(one.command)}")]
-    for stage in stages[begun:]:
-        record = records[stage.name]
-        if stage is not stages[begun] or record and record.command != stage.identity:
-            records[stage.name] = None  # is made anew
+    if begun < len(stages) and (record := records[stages[begun].name]) and record.command != stages[begun].identity:
+        why = _why_anew(stages[begun])
+        lines.append(f"# {why}: all of this is made anew, and what was made is kept in {folder / BEFORE}")
+        records[stages[begun].name] = None
+    records |= dict.fromkeys((one.name for one in stages[begun + 1 :]), None)
     for number, stage in enumerate(stages[begun:], start=begun):
         times = describe_time(*expect(stages, records, number))
         lines += [f"# {_label(stage, records[stage.name])} ({times})", shlex.join(stage.command)]
@@ -115,12 +116,8 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
                 continue
             later = stages[number - 1 :]
             if record and record.command != stage.identity:
-                other = "other pictures or settings" if stage.inputs else "another command"
                 kept = _set_aside(folder, later)
-                tell(
-                    f"stage {number} ({stage.name}) was begun with {other}: it and what follows are made anew; "
-                    f"what they had made is kept in {kept}"
-                )
+                tell(f"{_why_anew(stage)}: it and what follows are made anew; what they had made is kept in {kept}")
                 records |= dict.fromkeys((one.name for one in later), None)
             _begin(folder, later, records)
             machine = slowness()
@@ -129,6 +126,10 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
             _run_timed(folder, stage, records, run or run_stage, machine)
             report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
     sys.stderr.write("".join(f"{line}\n" for line in report))
+
+
+def _why_anew(stage: Stage) -> str:
+    return f"stage {stage.name} was begun with {'other pictures or settings' if stage.inputs else 'another command'}"
 
 
 def _is_done(stage: Stage, record: Record | None) -> bool:

@@ -65,9 +65,14 @@ def test_finished_stages_are_skipped(tmp_path, capsys):
 def test_another_command_starts_anew_and_takes_the_later_results_with_it(tmp_path, capsys):
     run_again(tmp_path, make_stages())
     capsys.readouterr()
+    forecast = describe(make_stages(model="longer"), tmp_path)
+    assert (
+        "# stage model was begun with another command: all of this is made anew, and what was made is kept in"
+        in forecast
+    )
     assert run_again(tmp_path, make_stages(model="longer")) == ["model", "pictures"]
     said = capsys.readouterr().err
-    assert "(model) was begun with another command: it and what follows are made anew; what they had made" in said
+    assert "stage model was begun with another command: it and what follows are made anew; what they had made" in said
     # Nothing of the first one may be resumed, and nothing of it is lost.
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["longer"]
     assert [path.name for path in (tmp_path / ".before/model").iterdir()] == ["model"]

@@ -132,7 +132,11 @@ def survey(folder, flag: str = "--pictures") -> Survey:
             return Survey(folder, way, table, found, (*pictures, *files), without, tuple(map(min, sides)))
     example = pictures[0].relative_to(folder)
     remedy = f"write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
-    if above := _table_above(folder, pictures):
+    if tables := _tables(folder):
+        remedy = (
+            f"the first line of {tables[0]} should be file_name,text, and each other line a picture and its caption"
+        )
+    elif above := _table_above(folder, pictures):
         remedy = f"{above} names them: give {flag} {above.parent}"
     raise DataError(
         f"{flag} {folder}: most of its {len(pictures)} pictures have no caption, and names such as {example} say "
@@ -241,7 +245,8 @@ def caption_beside(picture: Path) -> str:
 
 
 def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
-    """The captions of a table by the picture that each line names: by its path, or by a name that only one has."""
+    """The captions of a table by the picture that each line names: by its path, or by a name that only one has. Of two
+    columns with other names than usual, as in another language, one names pictures, and the other has the captions."""
     known: dict[str, Path | None] = {}
     for path in pictures:
         for name in (path.name, path.stem):
@@ -250,8 +255,10 @@ def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
         known[str(path.absolute())] = known[str(path.relative_to(table.parent))] = path
     captions = {}
     for values in _records(table, known):
-        name, column = find_image(values), find_name(list(values), CAPTION_COLUMNS)
-        picture = known.get(name.removeprefix("./")) if name else None
+        name = find_image(values) or next((one for one in values.values() if isinstance(one, str) and one in known), "")
+        others = [column for column in values if values[column] != name]
+        column = find_name(list(values), CAPTION_COLUMNS) or (others[0] if len(values) == 2 and others else None)
+        picture = known.get(name.removeprefix("./"))
         if picture and column and (caption := " ".join(str(values[column] or "").split())):
             captions[picture] = caption
     return captions

@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...utils.errors import ConfigError, debugging, exit_on_error
+from ...utils.files import write_json
 from ...utils.machine.cpu import quiet_paddle
 from ...utils.processes.signals import FOLDER_VARIABLE, answer_interrupts, failure_time_sec
 
@@ -173,10 +174,19 @@ class WatchedController(CollectiveController):
         """Start the processes; remember where each log begins."""
         starts = [os.path.getsize(c.outfile) if os.path.exists(c.outfile) else 0 for c in self.pod.containers]
         super().deploy_pod()
+        for container in self.pod.containers:  # Paddle has written all of the environment; ranks look for its own there
+            own = {name: value for name, value in container.env.items() if name.startswith("PADDLE_")}
+            write_json(Path(self.ctx.args.log_dir, f"backup_env.{container.env['PADDLE_TRAINER_ID']}.json"), own)
         self.ranks = [Rank(*pair) for pair in zip(self.pod.containers, starts, strict=True)]
         if self.job.replicas > 1:
             self.peers = Peers(self.master.endpoint, self.job.id, self.pod.rank, self.job.replicas)
             self.peers.start()
+
+    def save_pod_env(self) -> None:
+        """Paddle's would write the environment beside the logs, and with it what is secret in it."""
+
+    def save_pod_log(self, info) -> None:
+        """As above."""
 
     def watch(self) -> bool:
         """Wait for the end of all ranks; show the first that fails and end the others."""

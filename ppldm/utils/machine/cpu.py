@@ -10,7 +10,9 @@ import importlib.metadata
 import importlib.util
 import io
 import platform
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 
@@ -72,6 +74,8 @@ def load_paddle(threads: int | None = None) -> None:
     prepare_cpu(threads)
     with quiet_paddle():
         import paddle  # noqa: F401
+    if threading.current_thread() is threading.main_thread():  # Paddle's own handler prints a trace of native code
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextlib.contextmanager

@@ -80,6 +80,14 @@ def test_a_table_may_lack_a_header_suffixes_and_folders(folder):
     assert found(folder) == ("table", {NAMES[0]: "car", NAMES[2]: "thing"})
 
 
+@pytest.mark.parametrize("header", ["文件,描述", "photo,what it shows", "caption,photo"])
+def test_of_two_columns_of_any_names_one_names_pictures(folder, header):
+    step = -1 if header.startswith("caption") else 1
+    rows = [(f"{name}.png", f"thing {number}")[::step] for number, name in enumerate(NAMES)]
+    (folder / "captions.csv").write_text("\n".join([header, *map(",".join, rows)]))
+    assert found(folder) == ("table", {name: f"thing {number}" for number, name in enumerate(NAMES)})
+
+
 def test_a_name_that_two_pictures_have_names_neither(folder):
     Image.new("RGB", (64, 64)).save(folder / "b/IMG_1234.png")
     (folder / "list.csv").write_text(
@@ -178,6 +186,9 @@ def test_what_cannot_be_trained_on_is_refused_with_the_remedy(folder, tmp_path):
     for name in NAMES[:2]:
         (folder / f"{name}.png").rename(folder / f"DSC{len(name)}.png")
     assert "DSC12.png say nothing; write one into DSC12.txt, or all into metadata.csv" in refusal(folder)
+    (folder / "list.csv").write_text("what,it,shows\nDSC12.png,1,2\n")
+    assert f"the first line of {folder}/list.csv should be file_name,text" in refusal(folder)
+    (folder / "list.csv").unlink()
     for path in folder.glob("DSC*"):
         path.unlink()
     assert "holds only IMG_1234.png" in refusal(folder)
