@@ -198,4 +198,4 @@ def test_a_folder_is_itself_to_the_queries_of_captions_and_pairs(tmp_path, name)
     with duckdb.connect() as connection:
         assert find_captions(connection, folder / "table", ["k"]) == {"k": {"key": "k", "caption": "one"}}
     with duckdb_engine(folder / f"{name}1.parquet", MEMORY_GB) as engine:
-        assert engine.run("SELECT place FROM nodes ORDER BY 1")["place"].to_pylist() == [1, 11]
+        assert engine("SELECT place FROM nodes ORDER BY 1")["place"].to_pylist() == [1, 11]
