@@ -1,5 +1,6 @@
 """What several tests need: a tiny data set, tiny configs, a tiny VAE, made once a session."""
 
+import multiprocessing
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -311,6 +312,13 @@ def _png(rng) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()
+
+
+@pytest.fixture
+def new_children():
+    """What lists the processes of multiprocessing that began in this test: servers of several tests may be there."""
+    before = multiprocessing.active_children()
+    return lambda: [child for child in multiprocessing.active_children() if child not in before]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 import errno
 import gzip
 import itertools
-import multiprocessing
 import os
 import signal
 import time
@@ -93,18 +92,18 @@ def test_an_error_arrives_as_itself(half_bad, workers):
 
 
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_a_killed_worker_is_one_line(make_dataset, taken):
+def test_a_killed_worker_is_one_line(make_dataset, new_children, taken):
     dataset = make_dataset(resolution=16)
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1000)
     batches = iter(BatchLoader(dataset, sampler, 2))
     for _ in range(taken + 1):
         next(batches)
-    pid = multiprocessing.active_children()[taken % 2].pid
+    pid = new_children()[taken % 2].pid
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(DataError, match=f"^data worker {pid} was killed by signal 9; [^\n]*$"):
         for _ in batches:
             pass
-    assert not multiprocessing.active_children()
+    assert not new_children()
 
 
 @pytest.mark.parametrize("input_perturbation", [0.0, 0.1])
@@ -117,16 +116,16 @@ def test_large_arrays_do_not_go_through_pipes(make_dataset, input_perturbation):
     assert not [name for name, value in left.items() if isinstance(value, np.ndarray)]
 
 
-def test_workers_end_with_the_last_user_of_batches(make_dataset):
+def test_workers_end_with_the_last_user_of_batches(make_dataset, new_children):
     dataset = make_dataset()
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), 4, 2, World(), 0, 1000)
     some, others = (iter(BatchLoader(dataset, sampler, 2)) for _ in range(2))
     next(some), next(others)  # whose workers have forked copies of the first ones' pipes
     before = time.monotonic()
     some.close()
-    assert len(multiprocessing.active_children()) == 2 and next(others)
+    assert len(new_children()) == 2 and next(others)
     others.close()
-    assert not multiprocessing.active_children() and time.monotonic() - before < 5
+    assert not new_children() and time.monotonic() - before < 5
 
 
 def test_a_batch_may_be_kept(make_dataset):

@@ -1,6 +1,5 @@
 """Reading costs the same memory after a hundred thousand rows as after ten thousand."""
 
-import multiprocessing
 import re
 from pathlib import Path
 
@@ -22,14 +21,14 @@ def read_rss_kb(pid) -> int:
 
 @pytest.mark.night("time and memory at scale")
 @pytest.mark.slow
-def test_memory_does_not_grow_over_100_000_rows(make_dataset, make_sources):
+def test_memory_does_not_grow_over_100_000_rows(make_dataset, make_sources, new_children):
     dataset = make_dataset(make_sources([60] * 100), resolution=8)
     sampler = StepSampler(Mix(dataset.list_sizes, None, 7), BATCH, BATCH, World(), 0, 1000)
     after = {}
     for number, batch in enumerate(BatchLoader(dataset, sampler, 1), start=1):
         assert len(batch["pixel_values"]) == BATCH
         if number in (100, 990):
-            (worker,) = multiprocessing.active_children()
+            (worker,) = new_children()
             after[number] = [read_rss_kb("self"), read_rss_kb(worker.pid)]
     assert number == 1000
     growth = [late - early for early, late in zip(*after.values(), strict=True)]
