@@ -4,7 +4,7 @@ That is a function of the run's settings, its data and the number of updates: it
 and the parts, without a network or paddle, and nothing was logged for it. The data must be as they were: so rows are
 looked up before they are taken out. A row is seen where an update read it, whatever became of the update, and also in
 place of a bad row: what is bad is found by reading the rows just before it in the order. Of a list of which only cached
-latents are here no picture can be read, so that rows in the place of bad ones are not known (`stand_ins` is false)."""
+latents are here no picture can be read, so it is not known which rows replaced bad ones (`stand_ins` is false)."""
 
 from bisect import bisect_left
 from collections.abc import Iterator

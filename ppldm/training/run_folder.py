@@ -308,7 +308,7 @@ def set_aside_after(output_dir, step: int) -> None:
 
 
 class Order(IntFlag):
-    """What is asked for, once. The name in small letters is that of the file."""
+    """Something that a run does once when asked. The file that asks has this name in small letters."""
 
     SAMPLE_NOW = 1
     SAVE_NOW = 2

@@ -392,10 +392,13 @@ for make in (
     assert said[0].count("\n") == 6 and said[0] == said[1] == said[2]
 
 
-def test_signals_change_no_bit_and_break_nothing():
+@pytest.mark.cold
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_signals_change_no_bit_and_break_nothing(threads):
     """Ctrl-C, a scheduler's signal, the end of a loader process: one every 0.3 ms, at any moment of an operation."""
     program = """
 import signal, zlib, numpy as np, paddle
+from pathlib import Path
 from ppldm.networks.cpu_operators import operators
 signal.signal(signal.SIGALRM, lambda number, frame: None)
 
@@ -420,9 +423,13 @@ for make in (
         signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
     signal.setitimer(signal.ITIMER_REAL, 0)
     print(len(found))
+said = [task.joinpath("status").read_text() for task in Path("/proc/self/task").iterdir()]
+masks = [text.partition("SigBlk:")[2].split()[0] for text in said]
+print(sum(int(mask, 16) >> signal.SIGALRM - 1 & 1 for mask in masks))  # threads that compute beside this one
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert told.stdout.split() == ["1", "1", "1"], told
+    environ = {**os.environ, "OMP_NUM_THREADS": threads}
+    told = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True)
+    assert told.stdout.split() == ["1", "1", "1", str(int(threads) - 1)], told
 
 
 @EXAMPLES

@@ -26,6 +26,7 @@ LOCK = threading.RLock()  # other threads of Python run during a call, and calls
 _EVERY_SIGNAL, _SET_MASK = ctypes.create_string_buffer(b"\xff" * 128, 128), 2  # sigset_t; SIG_SETMASK of <signal.h>
 _NOTHING = nullcontext()
 _WORKERS = threading.local()  # of this thread, how many get no signal
+os.register_at_fork(after_in_child=lambda: vars(_WORKERS).clear())  # whose workers are new
 
 
 class _Argument(ctypes.Structure):
@@ -33,8 +34,8 @@ class _Argument(ctypes.Structure):
 
 
 @cache
-def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
-    """(oneDNN, OpenMP) of the installed Paddle; None where it brings none."""
+def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL, ctypes.CDLL] | None:
+    """(oneDNN, OpenMP) of the installed Paddle, and libc; None where it brings none."""
     folder = Path(paddle.__file__).parent / "libs"
     try:
         onednn, openmp = (ctypes.CDLL(os.fspath(folder / name)) for name in ("libdnnl.so.3", "libiomp5.so"))
@@ -42,7 +43,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL] | None:
         return None
     onednn.dnnl_primitive_desc_query_md.restype = c_void_p
     onednn.dnnl_memory_desc_get_size.restype = c_size_t
-    return onednn, openmp
+    return onednn, openmp, ctypes.CDLL(None)
 
 
 def num_threads() -> int:
@@ -66,9 +67,8 @@ def _engine() -> tuple[c_void_p, c_void_p]:
 
 
 def _breaks_under_signals(description: c_void_p) -> bool:
-    """Whether an operation computes by the library's own products of matrices, which are compiled for the processor and
-    keep numbers further below the end of the stack than the ABI's 128 bytes: a signal that meets them there is written
-    over these, and wrong results, a broken heap or a crash follow (seen in the wheels of Paddle 3.3)."""
+    """Whether an operation computes by oneDNN's own products of matrices. They keep numbers where the kernel writes
+    the frame of a signal's handler: wrong results, a broken heap or a crash follow (seen in wheels of Paddle 3.3)."""
     name = ctypes.c_char_p()
     _call("primitive_desc_query", description, c_int(_NAME), c_int(0), byref(name))
     return b"gemm:jit" in (name.value or b"")
@@ -77,7 +77,7 @@ def _breaks_under_signals(description: c_void_p) -> bool:
 @contextmanager
 def _signals_wait():
     """Inside the block this thread gets no signal."""
-    before, set_mask = ctypes.create_string_buffer(len(_EVERY_SIGNAL)), ctypes.CDLL(None).pthread_sigmask
+    before, set_mask = ctypes.create_string_buffer(len(_EVERY_SIGNAL)), libraries()[2].pthread_sigmask
     set_mask(c_int(_SET_MASK), _EVERY_SIGNAL, before)
     try:
         yield
@@ -88,7 +88,7 @@ def _signals_wait():
 def _keep_signals_from_workers() -> None:
     """From here on, the threads that compute beside this one get no signal either: one for the process waits for us."""
     if getattr(_WORKERS, "count", 0) < num_threads():
-        libraries()[1].GOMP_parallel(ctypes.CDLL(None).sigsetmask, c_void_p(0xFFFFFFFF), c_uint(0), c_uint(0))
+        libraries()[1].GOMP_parallel(libraries()[2].sigsetmask, c_void_p(0xFFFFFFFF), c_uint(0), c_uint(0))
         _WORKERS.count = num_threads()
 
 

@@ -186,7 +186,7 @@ class WatchedController(CollectiveController):
         """Paddle's would write the environment beside the logs, and with it what is secret in it."""
 
     def save_pod_log(self, info) -> None:
-        """As above."""
+        """Paddle's would begin a log with the environment."""
 
     def watch(self) -> bool:
         """Wait for the end of all ranks; show the first that fails and end the others."""

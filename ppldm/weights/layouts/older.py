@@ -73,7 +73,7 @@ def _run_arguments(checkpoint: Path):
 
 
 def _run_config(kind: str, arguments, checkpoint: Path, arrays: dict, open_model: Callable) -> dict:
-    """The config with which a run built a component: that of the pipeline it exported, else what its flags name."""
+    """The config with which a run built a component: the exported pipeline's, or else the one that its flags name."""
     exported = find_component(checkpoint.parent / _PIPELINE, kind)
     if exported:
         return read_config(kind, exported)
