@@ -2,20 +2,22 @@
 
 Plays what `run_scripts/test.sh` plays, so many times in a row, each with another number for its cases: of every four
 one in a shuffled order, and one beside a process for each core that does nothing else. With --json each play is kept:
-commit, number of its cases, order, load, minutes, tests that passed, those that failed; and the same command again goes
-on until there are `--count`.
+commit, number of its cases, order, load, minutes, tests that passed, those that failed, and how many cores all other
+processes of the machine kept busy meanwhile; and the same command again goes on until there are `--count`.
 """
 
 import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 from results import add_result_flags, commit, save_results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,11 +34,17 @@ def plan(number: int) -> tuple[bool, bool]:
     return number % 4 == 1, number % 4 == 3
 
 
+def others_seconds() -> float:
+    """Seconds of CPU that this machine used so far, without those of processes that this one began and waited for."""
+    times, own = psutil.cpu_times(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return times.user + times.nice + times.system - own.ru_utime - own.ru_stime
+
+
 def play(number: int, seed: int) -> dict:
     """One line of the log."""
     shuffled, loaded = plan(number)
     order = f"--shuffle {seed}" if shuffled else ""
-    started = time.monotonic()
+    started, others = time.monotonic(), others_seconds()
     with ExitStack() as burners:
         for _ in range((os.cpu_count() or 1) * loaded):
             burner = subprocess.Popen([sys.executable, "-c", BURN])
@@ -44,6 +52,7 @@ def play(number: int, seed: int) -> dict:
             burners.callback(burner.kill)
         command = ["bash", "-c", PLAY.format(order=order), str(seed)]
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    seconds = time.monotonic() - started
     passed = re.search(r"(\d+) passed", done.stdout)
     failed = re.findall(r"^(?:FAILED|ERROR|failed:) (\S+)", done.stdout, re.MULTILINE)
     return {
@@ -51,7 +60,8 @@ def play(number: int, seed: int) -> dict:
         "seed": seed,
         "order": f"shuffled by {seed}" if shuffled else "longest files first",
         "load": "a burning process for each core" if loaded else "nothing else",
-        "minutes": round((time.monotonic() - started) / 60, 1),
+        "minutes": round(seconds / 60, 1),
+        "cores_of_others": round((others_seconds() - others) / seconds, 2),
         "status": done.returncode,
         "passed": int(passed[1]) if passed else 0,
         "failed": sorted(set(failed)),
