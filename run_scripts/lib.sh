@@ -289,7 +289,10 @@ show_progress() {
                 ((${line%% *} < 20)) || printf '%s' "$clear    fetching what uv's cache lacks of ${line%% in *}$end"
                 ;;
             Prepared*) printf '%s\n' "$clear    ${line/Prepared/fetched and unpacked}" ;;
-            Installed*) printf '%s\n' "$clear    ${line/Installed/installed}" ;;
+            Installed*)
+                printf '%s\n' "$clear    ${line/Installed/installed}"
+                [[ $line != *" "??*" packages"* ]] || printf '%s' "$clear    compiling them: up to a minute$end"
+                ;;
             "Bytecode compiled"*) printf '%s\n' "$clear    ${line/Bytecode c/c}" ;;
             # Of both.
             "+ "*) printf '%s\n' "$clear    ${line#+ }" ;;

@@ -262,6 +262,7 @@ error: no space
         "226 of 226 MiB of large wheels fetched",
         "fetched and unpacked 175 packages in 33.04s",
         "installed 176 packages in 796ms",
+        "compiling them: up to a minute",
         "compiled 15755 files in 27.24s",
         "error: no space",
         "  cause: disk",

@@ -80,13 +80,14 @@ def recipe_of(settings: dict[str, Setting], config: type) -> Recipe:
 
 @contextmanager
 def naming_origins(settings: dict[str, Setting]):
-    """Errors of the block that name a flag begin with the file, or the preset, that gave its value."""
+    """Errors of the block that name a flag begin with what gave its value: a file, a preset, or its default."""
     try:
         yield
     except PpldmError as error:
         origins = {key.rpartition(".")[2]: one.origin for key, one in settings.items()}
-        named = (origins.get(name, "flag") for name in re.findall(r"--(\w+)", str(error)))
-        origin = next((one for one in named if one not in ("default", "flag", "override", "tree")), None)
+        named = [origins.get(name, "flag") for name in re.findall(r"--(\w+)", str(error))]
+        default = "the default" if named[:1] == ["default"] else None
+        origin = next((one for one in named if one not in ("default", "flag", "override", "tree")), default)
         if origin is None:
             raise
         raise type(error)(f"{origin}: {error}") from error

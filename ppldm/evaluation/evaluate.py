@@ -19,7 +19,7 @@ from ..utils.files import local_path
 from ..utils.log import quiet_libraries
 from ..utils.machine.devices import use_device
 from ..utils.processes.ranks import World, join_world
-from ..utils.text import print_report
+from ..utils.text import count_of, print_report
 from ..weights.fetch import check_name
 from ..weights.folders import model_in, one_run
 from ..weights.lora.flag import Loras, check_loras
@@ -157,7 +157,7 @@ def describe(report: dict) -> str:
         settings = result["settings"]
         count, scale = settings["generated"]["count"], settings["drawn"].get("guidance_scale")
         at = f", guidance scale {scale:g}" if scale is not None else ""
-        lines.append(f"{path}: {count} pictures against {settings['real']['count']}{at}")
+        lines.append(f"{path}: {count_of(count, 'picture')} against {settings['real']['count']}{at}")
         width = max(map(len, result["metrics"]), default=0) + 2
         for name, found in result["metrics"].items():
             better = {True: "higher is better", False: "lower is better", None: ""}[found["higher_is_better"]]

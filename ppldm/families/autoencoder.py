@@ -43,39 +43,25 @@ class ReconstructionSettings(AverageSettings):
         "learning_rate": 1e-4,
     }
 
-    reconstruction_loss: str = _loss(
-        "l1",
-        "Error between picture and reconstruction: absolute, squared, or their sum.",
-        choices=("l1", "mse", "l1_mse"),
-    )
+    reconstruction_loss: str = _loss("l1", choices=("l1", "mse", "l1_mse"))
+    "Error between picture and reconstruction: absolute, squared, or their sum."
     perceptual_weight: NotNegative = _loss(0.0, "Weight of LPIPS against the mean error of the pixels; 1 as published.")
-    lpips_weights: str | None = _model(
-        None,
-        "Weights of LPIPS on VGG16: a file, a folder with VGG16's and those of the linear layers, or random, which "
-        "compares with no published distance.",
-        needs=_PERCEPTUAL,
-    )
-    adversarial_weight: NotNegative = _loss(
-        0.0, "Weight of the adversarial loss beside its adaptive one; 0.5 as published."
-    )
-    adversarial_start: UpdatesOr0 = _loss(
-        50001, "Updates before the discriminator begins to run and to learn.", needs=_ADVERSARIAL
-    )
-    discriminator_weights: str | None = _model(
-        None,
-        "Discriminator to start from: CompVis' .ckpt, a checkpoint's model_state.pdparams, or a file of it alone.",
-        kind="file",
-        needs=_ADVERSARIAL,
-    )
+    lpips_weights: str | None = _model(None, needs=_PERCEPTUAL)
+    """Weights of LPIPS on VGG16: a file, a folder with VGG16's and those of the linear layers, or random, which
+    compares with no published distance."""
+    adversarial_weight: NotNegative = _loss(0.0)
+    "Weight of the adversarial loss beside its adaptive one; 0.5 as published."
+    adversarial_start: UpdatesOr0 = _loss(50001, needs=_ADVERSARIAL)
+    "Updates before the discriminator begins to run and to learn."
+    discriminator_weights: str | None = _model(None, kind="file", needs=_ADVERSARIAL)
+    "Discriminator to start from: CompVis' .ckpt, a checkpoint's model_state.pdparams, or a file of it alone."
     discriminator_channels: Count = _model(64, "Channels of a new discriminator's first layer.", needs=_ADVERSARIAL)
     discriminator_layers: Count = _model(3, "How often a new discriminator halves the sides.", needs=_ADVERSARIAL)
-    discriminator_learning_rate: Positive | None = _loss(
-        None, "Learning rate of the discriminator (default: --learning_rate).", needs=_ADVERSARIAL
-    )
+    discriminator_learning_rate: Positive | None = _loss(None, needs=_ADVERSARIAL)
+    "Learning rate of the discriminator (default: --learning_rate)."
     offline: bool = _model(False, "Never touch the network: names must be in the cache.")
-    image_logging_steps: UpdatesOr0 = option(
-        1000, "Draw reconstructions and log PSNR every this many updates; 0: never.", section="validation"
-    )
+    image_logging_steps: UpdatesOr0 = option(1000, section="validation")
+    "Draw reconstructions and log PSNR every this many updates; 0: never."
 
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work."""
@@ -115,15 +101,12 @@ class AutoencoderConfig(ReconstructionSettings):
         kind="network",
         needs=Needs("--vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path, True),
     )
-    vae_name_or_path: str | None = _model(
-        None, "Autoencoder to start from: a folder, a .ckpt, or a name.", kind="model"
-    )
-    train_decoder_only: bool = _loss(
-        False, "Keep the encoder, the latents and their scaling factor as they are; needs --vae_name_or_path."
-    )
-    kl_weight: NotNegative = _loss(
-        1e-6, "Weight of the KL divergence, in nats a picture, against the summed error of its pixels."
-    )
+    vae_name_or_path: str | None = _model(None, kind="model")
+    "Autoencoder to start from: a folder, a .ckpt, or a name."
+    train_decoder_only: bool = _loss(False)
+    "Keep the encoder, the latents and their scaling factor as they are; needs --vae_name_or_path."
+    kl_weight: NotNegative = _loss(1e-6)
+    "Weight of the KL divergence, in nats a picture, against the summed error of its pixels."
 
     def check(self) -> None:
         """Also that there is an encoder to keep."""

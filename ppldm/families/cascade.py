@@ -67,11 +67,8 @@ class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     text_encoder_config_file: str | None = config_option(
         "text_encoder", "a text encoder that stays as it is drawn, to try things out", "clip_vit_bigg, clip_tiny"
     )
-    tokenizer_name: str | None = _model(
-        None,
-        "The tokenizer's folder, with vocab.json and merges.txt, or vocab.txt (default: the text encoder's own).",
-        kind="tokenizer",
-    )
+    tokenizer_name: str | None = _model(None, kind="tokenizer")
+    "The tokenizer's folder, with vocab.json and merges.txt, or vocab.txt (default: the text encoder's own)."
 
     def check(self) -> None:
         """Raises ConfigError for components that nothing gives, and combinations that cannot work."""
@@ -281,17 +278,12 @@ class CascadeControlNetConfig(ControlSettings, PriorSettings):
     family: ClassVar[str] = "cascade_controlnet"
 
     controlnet_name_or_path: str | None = weights_option("ControlNet to start from (default: a new one)")
-    controlnet_blocks: list[int] = _new(
-        list(_PUBLISHED_BLOCKS),
-        "The numbers of the residual blocks of stage C before which the ControlNet adds something; the published ones "
-        "are for the 64 blocks of the largest.",
-    )
-    controlnet_bottleneck: str = _new(
-        "effnet",
-        "What the ControlNet is: a copy of the EfficientNet, of the control image; large, of what the EfficientNet "
-        "makes of that; simple, two convolutions of its means over 32 x 32 pixels.",
-        choices=CONTROL_BOTTLENECKS,
-    )
+    controlnet_blocks: list[int] = _new(list(_PUBLISHED_BLOCKS))
+    """The numbers of the residual blocks of stage C before which the ControlNet adds something; the published ones are
+    for the 64 blocks of the largest."""
+    controlnet_bottleneck: str = _new("effnet", choices=CONTROL_BOTTLENECKS)
+    """What the ControlNet is: a copy of the EfficientNet, of the control image; large, of what the EfficientNet makes
+    of that; simple, two convolutions of its means over 32 x 32 pixels."""
 
     @property
     def components(self) -> tuple[str, ...]:

@@ -27,18 +27,11 @@ class ControlNetConfig(ControlSettings, UNetSettings):
     trains_text_encoder = False
     starts_from_pipeline = True
 
-    model_name_or_path: str | None = _model(
-        None,
-        "The base, whole: a pipeline's folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, CompVis' .ckpt, or a "
-        "name, such as CompVis/stable-diffusion-v1-4.",
-        also=("pretrained_model_name_or_path",),
-        kind="model",
-    )
-    controlnet_name_or_path: str | None = _model(
-        None,
-        "ControlNet to start from: its folder, or that of a model with one (default: a copy of the UNet's encoder).",
-        kind="model",
-    )
+    model_name_or_path: str | None = _model(None, also=("pretrained_model_name_or_path",), kind="model")
+    """The base, whole: a pipeline's folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, CompVis' .ckpt, or a
+    name, such as CompVis/stable-diffusion-v1-4."""
+    controlnet_name_or_path: str | None = _model(None, kind="model")
+    "ControlNet to start from: its folder, or that of a model with one (default: a copy of the UNet's encoder)."
     tokenizer_name: str | None = _model(None, "The tokenizer's folder (default: the base's own).", kind="tokenizer")
 
     def check(self) -> None:

@@ -163,18 +163,14 @@ class LdmConfig(UNetSettings):
         f"(default: {DEFAULT_VAE}).",
         kind="model",
     )
-    unet_name_or_path: str | None = _model(
-        None, "UNet to start from, such as Stable Diffusion's: a folder, a .ckpt, or a name.", kind="model"
-    )
-    pretrained_text_encoder_name: str | None = _model(
-        None, "A frozen CLIP text encoder in place of a trained LDMBert: a folder, or a name.", kind="model"
-    )
-    text_encoder_config_file: str | None = _model(
-        None, "Config of an LDMBert text encoder, built from scratch: a JSON file, or a name.", kind="network"
-    )
-    unet_config_file: str | None = _model(
-        None, "Config of a UNet2DConditionModel, built from scratch: a JSON file, or a name.", kind="network"
-    )
+    unet_name_or_path: str | None = _model(None, kind="model")
+    "UNet to start from, such as Stable Diffusion's: a folder, a .ckpt, or a name."
+    pretrained_text_encoder_name: str | None = _model(None, kind="model")
+    "A frozen CLIP text encoder in place of a trained LDMBert: a folder, or a name."
+    text_encoder_config_file: str | None = _model(None, kind="network")
+    "Config of an LDMBert text encoder, built from scratch: a JSON file, or a name."
+    unet_config_file: str | None = _model(None, kind="network")
+    "Config of a UNet2DConditionModel, built from scratch: a JSON file, or a name."
     tokenizer_name: str | None = _model(
         None,
         f"Folder with vocab.txt, or a name: bert-base-chinese, ernie-1.0, {DEFAULT_TOKENIZER} (the default).",

@@ -71,48 +71,30 @@ def lora_modules(default: str, others: str):
 class ObjectiveSettings:
     """A base of the settings of families that have a `diffusion.process.Process`."""
 
-    prediction_type: str = _loss(
-        "epsilon",
-        "What the UNet predicts: the noise, the velocity, the picture, or the direction of rectified flow "
-        "(docs/methods.md).",
-        choices=("epsilon", "v_prediction", "sample", "flow"),
-    )
-    beta_schedule: str | None = _loss(
-        None,
-        "Noise schedule (default: the starting model's, else scaled_linear, or cosine for Stable Cascade); "
-        "squaredcos_cap_v2 is diffusers'. Flow has none.",
-        choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"),
-    )
-    rescale_betas_zero_snr: bool = _loss(
-        False, "A noise schedule that ends in pure noise; needs v_prediction or sample."
-    )
-    timestep_shift: Positive | None = _loss(
-        None,
-        "Move all noise levels: SNR / shift^2; above 1 means more noise, as large pictures need (default: the starting "
-        "model's, else 1).",
-    )
-    shift_base_resolution: Pixels | None = _loss(
-        None, "The same by the resolution that the noise levels were made for: shift = --resolution / this."
-    )
-    timestep_sampling: str = _loss(
-        "uniform",
-        "How often each noise level is drawn: all alike, or as the sigmoid of a normal number.",
-        choices=("uniform", "logit_normal"),
-    )
+    prediction_type: str = _loss("epsilon", choices=("epsilon", "v_prediction", "sample", "flow"))
+    """What the UNet predicts: the noise, the velocity, the picture, or the direction of rectified flow
+    (docs/methods.md)."""
+    beta_schedule: str | None = _loss(None, choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"))
+    """Noise schedule (default: the starting model's, else scaled_linear, or cosine for Stable Cascade);
+    squaredcos_cap_v2 is diffusers'. Flow has none."""
+    rescale_betas_zero_snr: bool = _loss(False)
+    "A noise schedule that ends in pure noise; needs v_prediction or sample."
+    timestep_shift: Positive | None = _loss(None)
+    """Move all noise levels: SNR / shift^2; above 1 means more noise, as large pictures need (default: the starting
+    model's, else 1)."""
+    shift_base_resolution: Pixels | None = _loss(None)
+    "The same by the resolution that the noise levels were made for: shift = --resolution / this."
+    timestep_sampling: str = _loss("uniform", choices=("uniform", "logit_normal"))
+    "How often each noise level is drawn: all alike, or as the sigmoid of a normal number."
     logit_mean: float = _loss(0.0, "Mean of that normal number; above 0 means more noise.", needs=_LOGIT_NORMAL)
     logit_std: Positive = _loss(1.0, "Its standard deviation.", needs=_LOGIT_NORMAL)
-    stratified_timesteps: bool = _loss(
-        False, "Spread the noise levels of each update evenly, whatever ranks and micro-batches it is cut into."
-    )
+    stratified_timesteps: bool = _loss(False)
+    "Spread the noise levels of each update evenly, whatever ranks and micro-batches it is cut into."
     noise_offset: NotNegative = _loss(0.0, "Strength of a noise that is constant over each latent channel; 0 is none.")
-    input_perturbation: NotNegative = _loss(
-        0.0, "Strength of a second noise in what the UNet sees but does not predict (0.1 recommended)."
-    )
-    loss_weighting: str | None = _loss(
-        None,
-        "How much each noise level counts; adaptive learns it (default: min_snr with --snr_gamma, else none).",
-        choices=("none", "min_snr", "p2", "adaptive"),
-    )
+    input_perturbation: NotNegative = _loss(0.0)
+    "Strength of a second noise in what the UNet sees but does not predict (0.1 recommended)."
+    loss_weighting: str | None = _loss(None, choices=("none", "min_snr", "p2", "adaptive"))
+    "How much each noise level counts; adaptive learns it (default: min_snr with --snr_gamma, else none)."
     snr_gamma: Positive | None = _loss(
         None,
         "Min-SNR loss weighting with this gamma (5.0 recommended, and the default with --loss_weighting min_snr).",
@@ -180,9 +162,8 @@ class ObjectiveSettings:
 class AverageSettings:
     """A base of the settings of families whose weights may be averaged."""
 
-    use_ema: bool = _optimizer(
-        False, "Keep an exponential moving average of the weights; pictures are drawn with it.", part_of="ema"
-    )
+    use_ema: bool = _optimizer(False, part_of="ema")
+    "Keep an exponential moving average of the weights; pictures are drawn with it."
     ema_decay: Share = _optimizer(
         0.9999,
         "Decay of the average; reached gradually.",
@@ -192,33 +173,19 @@ class AverageSettings:
         ),
         part_of="ema",
     )
-    ema_start_iters: int | None = _optimizer(
-        None,
-        "With one of the ema_ flags below: copy the weights up to this update (default: 5000).",
-        unit="updates",
-        part_of="ema",
-    )
-    ema_iters: Updates | None = _optimizer(
-        None, "Average every this many updates, with --ema_beta for a decay (default: 100).", part_of="ema"
-    )
-    ema_beta: Share | None = _optimizer(
-        None, "Decay of the average that is taken every --ema_iters updates (default: 0.9).", part_of="ema"
-    )
-    ema_posthoc: list[float] | None = _optimizer(
-        None,
-        "Track two more averages, of these relative standard deviations (0.05 0.10 recommended), and keep snapshots of "
-        "them, from which `ppldm ema` makes any other after the training (docs/methods.md).",
-        bounds=Bounds(above=0, most=LARGEST_STD),
-        identity=True,
-    )
-    ema_posthoc_every: Updates | None = _optimizer(
-        None,
-        "Keep snapshots every this many updates, and after the last one (default: a fiftieth of the run).",
-        needs=_POSTHOC,
-    )
-    ema_posthoc_dtype: str = _optimizer(
-        "float16", "Type of the snapshots' numbers.", choices=("float16", "float32"), needs=_POSTHOC
-    )
+    ema_start_iters: int | None = _optimizer(None, unit="updates", part_of="ema")
+    "With one of the ema_ flags below: copy the weights up to this update (default: 5000)."
+    ema_iters: Updates | None = _optimizer(None, part_of="ema")
+    "Average every this many updates, with --ema_beta for a decay (default: 100)."
+    ema_beta: Share | None = _optimizer(None, part_of="ema")
+    "Decay of the average that is taken every --ema_iters updates (default: 0.9)."
+    ema_posthoc: list[float] | None = _optimizer(None, bounds=Bounds(above=0, most=LARGEST_STD), identity=True)
+    """Track two more averages, of these relative standard deviations (0.05 0.10 recommended), and keep snapshots of
+    them, from which `ppldm ema` makes any other after the training (docs/methods.md)."""
+    ema_posthoc_every: Updates | None = _optimizer(None, needs=_POSTHOC)
+    "Keep snapshots every this many updates, and after the last one (default: a fiftieth of the run)."
+    ema_posthoc_dtype: str = _optimizer("float16", choices=("float16", "float32"), needs=_POSTHOC)
+    "Type of the snapshots' numbers."
 
     def check_average(self) -> None:
         """Raises ConfigError for combinations that cannot work."""
@@ -239,19 +206,15 @@ class AverageSettings:
 class AdapterSettings:
     """A base of the settings of families whose networks `networks.adapters` can adapt."""
 
-    lora_rank: Count | None = _loss(
-        None, "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/finetune.md)."
-    )
-    lora_alpha: Positive | None = _loss(
-        None, "They are scaled by this over their rank (default: the rank).", needs=_NEEDS_LORA
-    )
+    lora_rank: Count | None = _loss(None)
+    "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/finetune.md)."
+    lora_alpha: Positive | None = _loss(None, needs=_NEEDS_LORA)
+    "They are scaled by this over their rank (default: the rank)."
     lora_modules: list[str] = lora_modules("attn", "ff, conv, to_q …")
     lora_components: list[str] = lora_components("unet", "text_encoder")
-    train_tokens: list[str] = _loss(
-        [],
-        "Train the embeddings of these tokens: a new one in <> or [], such as <fido>=^dog, which starts as the mean of "
-        "the tokens that the regular expression matches; or an expression for known ones, such as ^dog.",
-    )
+    train_tokens: list[str] = _loss([])
+    """Train the embeddings of these tokens: a new one in <> or [], such as <fido>=^dog, which starts as the mean of the
+    tokens that the regular expression matches; or an expression for known ones, such as ^dog."""
     export_merged: bool = option(
         False,
         "Beside the adapters, export the whole model with them merged in.",
@@ -335,12 +298,10 @@ class DrawnSettings:
 class ControlSettings:
     """A base of the settings of families that train a control network: by what pictures are led."""
 
-    control: str = _loss(
-        "canny",
-        "Control images: canny, edges, grey, blur, tiles, super-resolution or inpainting, made of the pictures; row, "
-        "the rows' second images; or a class of one's own, package.module:Class. Parameters follow with commas: "
-        "canny,low=50,high=150 (docs/controlnet.md).",
-    )
+    control: str = _loss("canny")
+    """Control images: canny, edges, grey, blur, tiles, super-resolution or inpainting, made of the pictures; row, the
+    rows' second images; or a class of one's own, package.module:Class. Parameters follow with commas:
+    canny,low=50,high=150 (docs/controlnet.md)."""
 
 
 @dataclass(kw_only=True)
@@ -355,26 +316,17 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     default_tokenizer: ClassVar[str | None] = None
     how_to_freeze: ClassVar[str]
 
-    original_config_file: str | None = _model(
-        None,
-        "YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that "
-        "holds no model.json.",
-        kind="path",
-    )
+    original_config_file: str | None = _model(None, kind="path")
+    """YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that holds
+    no model.json."""
     load_ema: bool = _model(False, "Start from the averaged weights of a checkpoint or a .ckpt.")
-    mask_pad_tokens: bool = _loss(
-        False,
-        "Attention ignores the padding behind captions, in the text encoder and in what removes the noise; saved with "
-        "the model.",
-    )
-    empty_caption: str = _loss(
-        "embedding",
-        "What is seen of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model.",
-        choices=("embedding", "zeros"),
-    )
-    enable_xformers_memory_efficient_attention: bool = _model(
-        False, "Memory-efficient attention in what removes the noise (GPU only)."
-    )
+    mask_pad_tokens: bool = _loss(False)
+    """Attention ignores the padding behind captions, in the text encoder and in what removes the noise; saved with the
+    model."""
+    empty_caption: str = _loss("embedding", choices=("embedding", "zeros"))
+    "What is seen of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model."
+    enable_xformers_memory_efficient_attention: bool = _model(False)
+    "Memory-efficient attention in what removes the noise (GPU only)."
 
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work, wherever the components come from."""
@@ -421,11 +373,9 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
 class UNetSettings(TextToImageSettings):
     """The same where a UNet removes the noise."""
 
-    size_conditioning: bool = _loss(
-        False,
-        "Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new "
-        "UNet gets layers for it, which are saved with the model (docs/data.md).",
-    )
+    size_conditioning: bool = _loss(False)
+    """Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new UNet
+    gets layers for it, which are saved with the model (docs/data.md)."""
     size_conditioning_drop: Share = _loss(
         0.0,
         "Of this share of the samples it is told six zeros: sizes unknown.",
@@ -440,13 +390,9 @@ class PartsSettings(TextToImageSettings):
 
     how_to_freeze = "omit --train_text_encoder"
 
-    model_name_or_path: str | None = _model(
-        None,
-        "Pipeline to fine-tune, whole: its folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, or a name, such "
-        "as stabilityai/stable-diffusion-2-1. Goes before all flags of single components.",
-        also=("pretrained_model_name_or_path",),
-        kind="model",
-    )
+    model_name_or_path: str | None = _model(None, also=("pretrained_model_name_or_path",), kind="model")
+    """Pipeline to fine-tune, whole: its folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, or a name, such as
+    stabilityai/stable-diffusion-2-1. Goes before all flags of single components."""
     vae_name_or_path: str | None = weights_option("Frozen VAE", in_parts=True)
     text_encoder_name_or_path: str | None = weights_option(
         "Text encoder to start from, with its tokenizer", in_parts=True
@@ -454,11 +400,8 @@ class PartsSettings(TextToImageSettings):
     text_encoder_config_file: str | None = config_option(
         "text_encoder", "a text encoder that is built anew", "clip_vit_l, clip_vit_h, ldmbert_12", in_parts=True
     )
-    tokenizer_name: str | None = _model(
-        None,
-        "Folder with vocab.json and merges.txt, or with vocab.txt (default: the text encoder's own).",
-        kind="tokenizer",
-    )
+    tokenizer_name: str | None = _model(None, kind="tokenizer")
+    "Folder with vocab.json and merges.txt, or with vocab.txt (default: the text encoder's own)."
     train_text_encoder: bool = _model(False, "Train the text encoder too.", identity=True)
     text_encoder_learning_rate: Positive | None = learning_rate_of(
         "the text encoder", Needs("--train_text_encoder, or an adapter in it", lambda given: given.trains_text_encoder)

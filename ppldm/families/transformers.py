@@ -30,13 +30,9 @@ class TransformerSettings(PartsSettings):
     transformer_config_file: str | None = config_option(
         "transformer", "a transformer that is trained from scratch", "uvit_s2, dit_xl2, …", in_parts=True
     )
-    patch_masking: SmallShare = option(
-        0.0,
-        "Leave this share of the patches of each picture out of the training: 0.75 makes a step about four times as "
-        "cheap (docs/models.md).",
-        section="model",
-        identity=True,
-    )
+    patch_masking: SmallShare = option(0.0, section="model", identity=True)
+    """Leave this share of the patches of each picture out of the training: 0.75 makes a step about four times as cheap
+    (docs/models.md)."""
     transformer_learning_rate: Positive | None = learning_rate_of("the transformer")
     lora_components: list[str] = lora_components("transformer", "text_encoder")
 

@@ -18,6 +18,7 @@ from ...utils.errors import ConfigError, DataError, FilelistError, PpldmError
 from ...utils.files import cache_dir, make_output_dir, read_small, write_text
 from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
+from ...utils.text import count_of
 from ..formats.base import read_image_size
 from ..formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS, find_image, read_records
 from ..formats.folder import (
@@ -69,10 +70,12 @@ class Survey:
         where = WAYS[self.way].format(table=self.table and self.table.name)
         names = [path.relative_to(self.folder) for path in self.captions]
         shown = spread([*zip(names, self.captions.values(), strict=True)], 3)
-        lines = [f"{len(self.captions)} pictures with captions from {where}:"]
+        lines = [f"{count_of(len(self.captions), 'picture')} with captions from {where}:"]
         lines += [f"  {name}: {caption[:100]}" for name, caption in shown]
         if self.without:
-            lines.append(f"{len(self.without)} pictures without a caption are left out, such as {self.without[0]}")
+            lines.append(
+                f"left out for want of a caption: {count_of(len(self.without), 'picture')}, such as {self.without[0]}"
+            )
         return lines
 
     def prompts(self, count: int) -> list[str]:

@@ -181,7 +181,7 @@ def plan(settings: Settings, own: Pictures) -> list[Stage]:
     """The commands. They depend on the pictures: with others, everything starts anew."""
     out, model = settings.out, settings.start.model
     data = (*_PPLDM, "convert", str(_source(settings, own)), *as_flags(out=out / "data", name=own.name))
-    stages = [Stage("data", f"reading {len(own.files)} pictures", data, 5)]
+    stages = [Stage("data", "reading the pictures", data, 5)]
     if settings.class_prompt:
         count = settings.num_class_pictures
         drawn = as_flags(model=model, prompt=settings.class_prompt, num_samples=count, seed=settings.seed)

@@ -79,9 +79,13 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
 def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
     devices.use_device(None if recipe.training.device == devices.DEFAULT_DEVICE else recipe.training.device)
     devices.check_precision(recipe.training.bf16, recipe.training.fp16, devices.current_device())
-    halves = recipe.training.bf16 or recipe.training.fp16
-    fix = "omit --bf16 and --fp16, or use a device that has it" if halves and not is_mixed(recipe.training) else ""
-    yield judged("device", f"{devices.device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
+    half = "bf16" if recipe.training.bf16 else "fp16" if recipe.training.fp16 else ""
+    fix = f"give --{half} False, or use a device that has it" if half and not is_mixed(recipe.training) else ""
+    yield judged(
+        "device",
+        f"{devices.device_name()}" + (", which has no half precision: it computes in float32" if fix else ""),
+        warning=fix,
+    )
 
 
 def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
@@ -222,9 +226,11 @@ def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iter
         fix = "" if 2 * num_rows > selection.num_rows else "check --where and --resolution"
         yield judged("selection", f"{num_rows:,} of {selection.num_rows:,} rows are used ({left})", fix)
     epochs = steps * batch / num_rows
-    until = "no end" if steps >= _ENDLESS else f"{epochs:,.2f} epochs"
-    text = f"{num_rows:,} rows, {math.ceil(num_rows / batch):,} updates an epoch, {until} in {steps:,} updates of "
-    text += f"{batch:,} samples, {num_rows // num_devices:,} rows a device"
+    until = "no --max_steps ends it" if steps >= _ENDLESS else f"{steps:,} updates are {epochs:,.2f} epochs"
+    text = (
+        f"{num_rows:,} rows, {num_rows // num_devices:,} a device; {count_of(math.ceil(num_rows / batch), 'update')} "
+    )
+    text += f"of {batch:,} samples an epoch; {until}"
     fix = "lower --max_steps, or check --file_list" if epochs > _MANY_EPOCHS else ""
     if batch > num_rows:
         text += "; a batch is larger than the data, so that it holds rows twice"

@@ -34,6 +34,7 @@ from .signals import before_stop, end_process, ending_at_once
 _PAUSE_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0  # before a rank says for whom it waits
 _LIMIT_SECONDS = 1800.0
+_GLOO_WAITED_SECONDS = 15.0
 _LONGEST = 1000  # bytes that a rank says
 _END = re.compile(rb"^end (\d{1,9}) (\d{1,3})$", re.MULTILINE)
 SIGNS_DIR = ".ranks"
@@ -296,7 +297,8 @@ def waiting(world: World):
             raise
         rank = f"rank {world.rank}"
         text = f"{rank} has lost the connection to another rank, whose own last lines say why"
-        if "TIMEOUT" in str(error):
+        # Gloo, which waits for 30 seconds, calls it a timeout too when the other rank has just ended.
+        if "TIMEOUT" in str(error) and time.monotonic() - (_own.since or 0) > _GLOO_WAITED_SECONDS:
             late = _watch.describe_late(time.monotonic(), _own.count) if _watch else "the other ranks"
             text = f"{rank} has waited for {late}, for longer than gloo, which connects ranks on CPUs, allows"
         raise TrainingError(text) from error
