@@ -53,6 +53,8 @@ def play(number: int, seed: int) -> dict:
         command = ["bash", "-c", PLAY.format(order=order), str(seed)]
         done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     seconds = time.monotonic() - started
+    if done.returncode:
+        print(done.stdout, flush=True)
     passed = re.search(r"(\d+) passed", done.stdout)
     failed = re.findall(r"^(?:FAILED|ERROR|failed:) (\S+)", done.stdout, re.MULTILINE)
     return {

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from ports import free_port
 
 from ppldm.training import ranks as ranks_module
 from ppldm.training.run import TrainingRun
@@ -21,12 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 def metadata(tmp_path_factory) -> list[dict]:
     """What each of two ranks found."""
     path = tmp_path_factory.mktemp("ranks") / "facts"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        master = f"127.0.0.1:{free.getsockname()[1]}"
     environ = {
-        **os.environ, "PADDLE_TRAINERS_NUM": "2", "PADDLE_MASTER": master, "PADDLE_DISTRI_BACKEND": "gloo",
-        "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+        **os.environ, "PADDLE_TRAINERS_NUM": "2", "PADDLE_MASTER": f"127.0.0.1:{free_port()}",
+        "PADDLE_DISTRI_BACKEND": "gloo", "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:1,127.0.0.1:2", "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
     }  # fmt: skip
     ranks = [
         subprocess.Popen(

@@ -11,6 +11,8 @@ Paddle's launcher starts the processes, on this machine or as one of several, an
   second Ctrl-C kills them. (Paddle's own kills them after 30 seconds, or dies of SIGUSR1 and leaves them running.)
 - `--master` may be a name. (Paddle's own waits for ever for one that is not written as the address which the first
   machine finds under its own name, and that address is a loopback one on many systems.)
+- Ranks meet at ports that the system gives to nobody else meanwhile; PORT_RANGE=FIRST:LAST names others. (Paddle's own
+  are also given to the gloo of another run, which then takes a rank that looks for its own main one for its peer.)
 - With several machines, where one launcher fails, or is silent for SILENCE_SECONDS, the others stop as well.
 """
 
@@ -43,6 +45,7 @@ BEAT_SECONDS = 2.0
 SILENCE_SECONDS = 40.0  # without a sign of life from another machine's launcher
 TAIL_LINES = 40
 _STOPPED = (130, os.EX_TEMPFAIL)  # exit statuses of a rank that saved and ended because a signal asked
+_PORTS = "20000:32767"
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 HINTS = {
@@ -267,6 +270,7 @@ def meet_at(master: str) -> tuple[str, str]:
 def run(notes: str) -> None:
     """Start what the command line says and end with its exit status; ranks that fail note it in the folder `notes`.
     Raises ConfigError for another kind of launch."""
+    os.environ.setdefault("PORT_RANGE", _PORTS)
     context = Context()
     context.set_envs({FOLDER_VARIABLE: notes})
     if context.args.log_level.upper() == "INFO" and not debugging():

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from running import running
 
 from ppldm.training.distributed.launch import SILENCE_SECONDS, Peers, meet_at
@@ -55,6 +56,8 @@ with entry():
 
     weights = {"first": paddle.ones([3]), "second": paddle.ones([3])}
     seconds = 0 if end.endswith("stopped") else 2.0
+    least = int(open("/proc/sys/net/ipv4/ip_local_port_range").read().split()[0])  # of what a connection may be given
+    assert int(os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[2]) < least
     for step in timed_batches(batches(), IntervalMetrics(world), seconds, world.rank):
         print("step", step, flush=True)
         with waiting(world):
@@ -214,10 +217,10 @@ def test_two_machines_end_together(tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    port = 20000 + os.getpid() % 10000
+    master = f"127.0.0.1:{free_port()}"
     launchers = [
         subprocess.Popen(
-            [*IMPATIENT, "--master", f"127.0.0.1:{port}", "--nnodes", "2", "--rank", str(node), "--nproc_per_node", "1",
+            [*IMPATIENT, "--master", master, "--nnodes", "2", "--rank", str(node), "--nproc_per_node", "1",
              "--log_dir", tmp_path / f"log{node}", script, "killed"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environ,
         )

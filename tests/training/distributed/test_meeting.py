@@ -2,11 +2,11 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
+from ports import free_port
 from running import hear, running
 
 SECONDS = 60.0  # in which they must have ended by themselves
@@ -49,8 +49,7 @@ def test_one_of_two_ranks_started_by_hand_is_told(tmp_path, number, status, slow
     script, fifo = tmp_path / "rank.py", tmp_path / "fifo"
     script.write_text(LATE)  # the signal comes when Paddle is there
     os.mkfifo(fifo)
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        ports = [one.getsockname()[1], other.getsockname()[1]]
+    ports = [free_port(), free_port()]
     ranks = [
         subprocess.Popen([sys.executable, script, str(slow), fifo], stderr=subprocess.PIPE, text=True,
                          env=environ_of(rank, ports))

@@ -11,6 +11,7 @@ from contextlib import closing
 from itertools import permutations
 
 import pytest
+from ports import free_port
 
 from ppldm.utils.errors import Interrupted, Preempted, TrainingError
 from ppldm.utils.processes.ranks import Meeting, World, send_at_once
@@ -20,8 +21,7 @@ LONG = 60.0  # seconds, after which a rank that waits for nothing fails the test
 
 @pytest.fixture
 def place():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()
+    return "127.0.0.1", free_port()
 
 
 def wait(meeting: Meeting):
