@@ -43,7 +43,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict:
     """Both kinds of step in turn: seconds of a step, and how many times as long it takes with the VAE."""
     from ppldm.networks.build import build_network, save_component
     from ppldm.networks.configs import read_new_config
-    from ppldm.networks.encoders import encode_moments
+    from ppldm.networks.model import encode_moments
 
     prepare(folder, arguments)
     save_component(build_network("vae", read_new_config("vae", arguments.vae, ""), seed=0), folder / "vae")

@@ -91,7 +91,7 @@ class PaddleSide:
         from ppldm.networks.build import build_network
         from ppldm.networks.cpu_operators.layers import operators_are_usable
         from ppldm.networks.latent_diffusion import LatentDiffusionModel
-        from ppldm.training.adamw import CpuAdamW
+        from ppldm.training.optimizer import CpuAdamW
         from ppldm.weights.configs import complete_config
 
         self.paddle, rng = paddle, np.random.default_rng(seed)
@@ -128,7 +128,7 @@ class PaddleSide:
         return {name: one.numpy() for name, one in self.model.named_parameters() if not one.stop_gradient}
 
     def encode(self, batch):
-        from ppldm.networks.encoders import encode_moments
+        from ppldm.networks.model import encode_moments
 
         pixels = batch["pixel_values"]
         rest = {name: value for name, value in batch.items() if name != "pixel_values"}

@@ -41,7 +41,7 @@ def main() -> None:
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict:
     """Both kinds of step in turn: seconds of a step, and how many times as long it takes with the text encoder."""
-    from ppldm.networks.encoders import encode_moments
+    from ppldm.networks.model import encode_moments
 
     prepare(folder, arguments)
     networks = {"unet_config_file": arguments.unet, "text_encoder_config_file": arguments.text_encoder}

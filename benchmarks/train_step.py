@@ -158,7 +158,7 @@ def prepare_run(folder: Path, arguments: argparse.Namespace, name: str, workers:
 
 def our_step(run):
     """A function of a batch: one update as the loop does it, metrics included."""
-    from ppldm.training.adamw import autocast
+    from ppldm.training.optimizer import autocast
     from ppldm.training.report import Reporter
     from ppldm.training.train import UpdateGuard, train_step
 

@@ -18,14 +18,14 @@ ALLOWED = {
     "families": {"networks", "weights", "diffusion", "data", "config", "utils"},
     "cache": {"families.settings", "networks", "weights", "data", "config", "utils"},
     "inference": {"families", "cache", "networks", "weights", "diffusion", "data", "config", "utils"},
-    "prepare": {"training.past", "data", "config", "utils"},
+    "prepare": {"runs.past", "data", "config", "utils"},
     "inspect": {"training.metrics", "prepare", "data", "config", "utils"},
     "demo": {"families.first_training", "weights.folders", "prepare", "data", "config", "utils"},
     "training": {"inference", "families", "cache", "networks", "weights", "diffusion", "data", "config", "utils"},
     "evaluation": {
         *("training", "inference", "families", "networks", "weights", "diffusion", "data", "demo", "config", "utils"),
     },
-    "runs": {"evaluation", "training", "inference", "families", "weights", "data", "config", "utils"},
+    "runs": {"evaluation", "training", "inference", "families", "weights", "diffusion", "data", "config", "utils"},
     "cli": {"config", "utils"},
 }
 
@@ -43,8 +43,9 @@ LIGHT_MODULES = {
     "weights.fetch",
     "weights.model_file",
     "training.commands.train",
+    "runs.past",
+    "training.checkpoint",
     "training.metrics",
-    "training.past",
     "training.rows",
     "training.run_folder",
     "families.base",
@@ -73,7 +74,8 @@ def imports(source: str, name: str, module_level: bool = False) -> set[str]:
 
 def _at_import_time(node):
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        is_of_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        if not is_of_types and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             yield child
             yield from _at_import_time(child)
 

@@ -11,8 +11,8 @@ import paddle
 from ..data.cached.key import EmbeddingsKey
 from ..data.text.tokenizer import load_tokenizer
 from ..networks.configs import LABELS, check_tokenizer_fit, downscale_factor, hidden_width, is_effnet, is_ldmbert
-from ..networks.encoders import encode_moments, hidden_states, join_caption, projected_caption
 from ..networks.engine import use_engine
+from ..networks.model import encode_moments, hidden_states, join_caption, projected_caption
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import read_json_object
 from ..utils.log import get_logger, quiet_libraries

@@ -21,7 +21,7 @@ from ..families.first_training import FirstTraining
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
-from ..utils.jobs import Piece, take_fingerprint
+from ..utils.finished import Piece, take_fingerprint
 from ..utils.pictures import caption_font
 from ..utils.stages import Stage, command, drawing_stages, train_command
 from ..weights.folders import share_trained

@@ -27,12 +27,13 @@ from ..inference.pictures.draw import SETTINGS_CHUNK, draw_plan, read_settings
 from ..inference.pictures.plan import SCALE, Plan, short
 from ..inference.prompts import Request, read_licence, read_requests
 from ..networks.autoencoder import reconstruct
+from ..training.checkpoint import read_manifest
 from ..training.metrics import EVALUATION_DIR, EVALUATION_FILE
-from ..training.run_folder import has_finished, read_manifest
+from ..training.run_folder import has_finished
 from ..utils.checksums import checksum_arrays, checksum_json
 from ..utils.errors import CheckpointError, ConfigError, DataError, PpldmError
 from ..utils.files import make_output_dir, read_json, remove_path, write_text
-from ..utils.jobs import JobFolder
+from ..utils.finished import JobFolder
 from ..utils.log import get_logger, progress
 from ..utils.pictures import save_png
 from ..utils.processes.ranks import World, barrier, shard

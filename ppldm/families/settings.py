@@ -131,7 +131,7 @@ class ObjectiveSettings:
 
     def weighting(self):
         """The weights of the loss (`diffusion.process`); None: all are 1."""
-        from ..diffusion.process import P2, Adaptive, MinSNR
+        from ..diffusion.loss_weighting import P2, Adaptive, MinSNR
 
         kind = self.loss_weighting or ("min_snr" if self.snr_gamma else "none")
         found = {"min_snr": MinSNR(self.snr_gamma or MinSNR.gamma), "p2": P2(self.p2_gamma, self.p2_k)}

@@ -29,8 +29,8 @@ from ..data.text.tokenizer import CaptionTokenizer
 from ..diffusion.drawing import Drawing, usual_strength
 from ..diffusion.guided import Beginning, Callback, decode, draw_latents, to_pictures
 from ..networks.configs import latent_shape
-from ..networks.encoders import to_unit_range
 from ..networks.latent_diffusion import LatentDiffusionModel
+from ..networks.model import to_unit_range
 from ..utils.checksums import checksum_arrays
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger

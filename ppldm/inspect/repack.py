@@ -7,7 +7,7 @@
     OUT/.repack/                                       records by which the same command goes on
 
 Captions and image bytes stay what they are; `width` and `height` of the metadata become the image's own. A part is
-finished when its record fits the content of its source (`ppldm.utils.jobs`).
+finished when its record fits the content of its source (`ppldm.utils.finished`).
 
 `--in-place` rewrites parts of ordinary gzip under their own names, one after the other, line by line; to every other
 reader they are ordinary gzip still. Files of other formats are refused: they can hold what a part does not.
@@ -42,7 +42,7 @@ from ..data.formats.part import (
 from ..data.formats.row import BOM, EXAMPLES_PER_REASON, Row, Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
 from ..utils.files import write_json
-from ..utils.jobs import JobFolder, Piece, finish, list_pieces, make_key
+from ..utils.finished import JobFolder, Piece, finish, list_pieces, make_key
 from ..utils.log import get_logger, progress
 from ..utils.processes.workers import check_workers, map_unordered
 from ..utils.store.cache import address_of, in_store

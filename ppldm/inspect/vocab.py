@@ -19,7 +19,7 @@ from ..data.text.tokenizer import MOST_WORDS, SPECIAL_TOKENS, CaptionTokenizer, 
 from ..data.text.vocabulary import LANGUAGES, learn_vocabulary
 from ..utils.checksums import checksum_file
 from ..utils.errors import ConfigError, DataError, OutputError, RowError
-from ..utils.jobs import find_finished, finish
+from ..utils.finished import find_finished, finish
 from ..utils.log import get_logger
 from ..utils.processes.workers import check_workers
 from ..utils.text import as_json, print_report

@@ -9,9 +9,8 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from .cpu_operators.layers import leave_to_paddle
-from .encoders import to_unit_range
 from .losses import GradientBalance, hinge_loss
-from .model import Component, Loss, Model, freeze
+from .model import Component, Loss, Model, freeze, to_unit_range
 
 _MOMENTUM = 0.9  # of a batch norm's statistics, as PyTorch and Paddle have it
 

@@ -13,9 +13,9 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from ..diffusion.drawing import USUAL, Drawing
-from ..diffusion.process import Adaptive, Process, add_noise
-from .encoders import encode_moments
-from .model import Loss, Model
+from ..diffusion.loss_weighting import Adaptive
+from ..diffusion.process import Process, add_noise
+from .model import Loss, Model, encode_moments
 
 
 class LevelErrors(nn.Layer):

@@ -24,8 +24,7 @@ from paddle import nn
 from ..diffusion.process import Process
 from .configs import downscale_factor, takes_mask, takes_sizes
 from .denoising import DenoisingModel
-from .encoders import hidden_states, to_unit_range, token_mask
-from .model import Component, Loss, freeze
+from .model import Component, Loss, freeze, hidden_states, to_unit_range, token_mask
 
 PICTURES = ("pixel_values", "moments", "uncached")  # inputs of which latents are made
 

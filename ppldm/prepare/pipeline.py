@@ -1,6 +1,6 @@
 """`ppldm pipeline`: filter, download, annotate and convert by one file of settings.
 
-Laws. The stage's own command decides what is finished (`ppldm.utils.jobs`); it is not even asked where nobody has
+Laws. The stage's own command decides what is finished (`ppldm.utils.finished`); it is not even asked where nobody has
 touched the files that it read and wrote. Other settings make filter and convert again; what was downloaded is refused,
 unless `--redo`. All settings are checked before the first stage begins. Rows in = rows out + rows dropped, by reason,
 at every stage, and each stage takes in what the one before gave out.
@@ -32,7 +32,7 @@ from ..config.load import Layer, file_layers, load, override_layer
 from ..config.option import REQUIRED, Bounds, Option
 from ..utils.errors import ConfigError, DataError
 from ..utils.files import local_path, lock_folder, make_output_dir, read_json, write_json
-from ..utils.jobs import list_pieces, take_state
+from ..utils.finished import list_pieces, take_state
 from ..utils.log import get_logger
 from ..utils.text import hide, hide_all, print_report
 from .convert.units import NOT_DOWNLOADED

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from ..utils.errors import DataError, EnvironmentProblem, OutputError, PpldmError
 from ..utils.files import RemotePath, local_path, read_json, write_json
-from ..utils.jobs import Piece, take_fingerprint
+from ..utils.finished import Piece, take_fingerprint
 from ..utils.machine.spark import describe_error
 from ..utils.text import as_json
 from ..utils.variables import read

@@ -15,8 +15,9 @@ import numpy as np
 from PIL import Image
 
 from ..data.shapes import BUCKETS_FILE
+from ..training.checkpoint import read_manifest
 from ..training.metrics import EVALUATION_FILE, METRICS_FILE, read_metrics, skipped_rows
-from ..training.run_folder import CONTROL_DIR, PROMPTS_FILE, Order, read_manifest
+from ..training.run_folder import CONTROL_DIR, PROMPTS_FILE, Order
 from ..utils.errors import ConfigError, DataError, OutputError
 from ..utils.files import atomic_write, local_path
 from ..utils.log import get_logger

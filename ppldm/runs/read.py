@@ -18,8 +18,9 @@ import numpy as np
 
 from ..config.recipe import RECIPE_FILE
 from ..data.filelist import Fingerprint
+from ..training.checkpoint import read_manifest, verify
 from ..training.metrics import EVALUATION_FILE, METRICS_FILE, PICTURE, SAMPLES_DIR, read_metrics
-from ..training.run_folder import CONTROL_DIR, STATUS_FILE, has_finished, read_manifest, verify
+from ..training.run_folder import CONTROL_DIR, STATUS_FILE, has_finished
 from ..utils.errors import CheckpointError, ConfigError, DataError
 from ..utils.files import is_held, read_json, read_json_object
 from ..utils.log import get_logger

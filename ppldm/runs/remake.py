@@ -23,13 +23,12 @@ from ..data.filelist import find_difference
 from ..data.inputs import Pixels
 from ..data.order import StepSampler
 from ..families.base import get_family
-from ..training.adamw import autocast
-from ..training.checkpoint import POSTHOC_STATE
+from ..training.checkpoint import POSTHOC_STATE, read_manifest, verify
 from ..training.commands.train import check_recipe
+from ..training.optimizer import autocast
 from ..training.prepare import prepare
 from ..training.resume import load_optimizer
 from ..training.run import TrainingRun
-from ..training.run_folder import read_manifest, verify
 from ..training.train import Update, UpdateGuard, train_step
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.files import in_working_folder

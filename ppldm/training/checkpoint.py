@@ -5,12 +5,14 @@ random state: every draw is a function of (seed, epoch, row). The position in th
 samples taken from the endless order of `ppldm.data.order`.
 
 A checkpoint takes its name by one rename, after every byte is on disk; older ones go after it was read back and found
-sound. So whatever moment a process is killed at, the newest folder named checkpoint-<step> is whole. `resume.py` reads
-it.
+sound. So whatever moment a process is killed at, the newest folder named checkpoint-<step> is whole; `verify` is what
+decides that. `resume.py` reads it.
 
 Paddle keys an optimizer's state by generated names. Models are built, and loops run, under a `unique_name` guard of
 their own, so that these names are the same in every process and whatever ran before in it.
 """
+
+from __future__ import annotations
 
 import json
 import platform
@@ -18,21 +20,36 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-
-import paddle
+from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..networks.ema import ExponentialMovingAverage
 from ..utils.checksums import checksum_file, checksum_json
-from ..utils.errors import FULL_DISK, CheckpointError, DiskFullError
-from ..utils.files import atomic_dir, count_free_bytes, make_output_dir, passing_over, remove_dir, write_json
+from ..utils.errors import FULL_DISK, CheckpointError, ConfigError, DiskFullError, OutputError
+from ..utils.files import (
+    atomic_dir,
+    count_free_bytes,
+    make_output_dir,
+    passing_over,
+    read_json_object,
+    remove_dir,
+    write_json,
+)
+from ..utils.log import get_logger
 from ..utils.machine.devices import device_model
 from ..utils.processes.ranks import World
+from ..utils.text import hide
 from ..utils.variables import read
-from ..weights.folders import checkpoint_name, list_checkpoints, step_of
+from ..weights.folders import checkpoint_name, list_checkpoints, may_be_dir, step_of
 from ..weights.model_file import ModelDescription
-from .run_folder import MANIFEST, verify
 
+if TYPE_CHECKING:
+    import paddle
+
+    from ..networks.ema import ExponentialMovingAverage
+
+MANIFEST = "manifest.json"
+_LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
+_NOTHING = ("false", "none", "no", "0")
 POSTHOC_STATE = "ema_posthoc_state.pdparams"
 DATA_FILE = "data.json.gz"
 _OVERHEAD_BYTES = 1 << 20  # names, pickle, JSON
@@ -152,7 +169,7 @@ def count_bytes(state) -> int:
     """The bytes of all tensors in nested dicts."""
     if isinstance(state, dict):
         return sum(map(count_bytes, state.values()))
-    return int(state.size) * state.element_size() if isinstance(state, paddle.Tensor) else 0
+    return int(state.size) * state.element_size() if hasattr(state, "element_size") else 0
 
 
 @contextmanager
@@ -172,6 +189,8 @@ def room_for(path: Path, num_bytes: int):
 
 def versions() -> dict[str, str]:
     """What a checkpoint is written with: the same bits may need the same."""
+    import paddle
+
     packages = {name: metadata.version(name) for name in ("paddlenlp", "ppdiffusers", "numpy")}
     return {"ppldm": __version__, "python": platform.python_version(), "paddle": paddle.__version__, **packages}
 
@@ -184,3 +203,89 @@ def without(weights: dict, prefixes: tuple[str, ...]) -> dict:
 def machine_record(world: World) -> dict:
     """The kind of machine that this process computes on, JSON-ready: another one may give other last bits."""
     return {"device": device_model(), "ranks": world.size, **{name: read(name) for name in TUNING}}
+
+
+def read_manifest(folder) -> dict:
+    """The manifest of a checkpoint. Raises CheckpointError."""
+    return read_json_object(Path(folder, MANIFEST), CheckpointError, "this is not a finished checkpoint")
+
+
+def verify(folder) -> str | None:
+    """None if manifest and files are there with their sizes and checksums, else what is wrong."""
+    try:
+        manifest = read_manifest(folder)
+        files = dict(manifest["files"])
+        # Those written before there was one have no checksum of the manifest itself.
+        if manifest.pop("crc32", None) not in (None, checksum_json(manifest)):
+            return f"{MANIFEST} has changed"
+    except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        reason = getattr(error.__cause__, "strerror", None)
+        return f"no readable {MANIFEST}{f' ({reason})' if reason else ''}"
+    for name, expected in files.items():
+        path = Path(folder, name)
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if checksum_file(path) != expected:
+                return f"{name} has changed or is cut short"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror or error})"
+    return None
+
+
+def newest_checkpoint(output_dir) -> Path | None:
+    """The newest checkpoint that verifies; says which it passed over, and why. None where there are no checkpoints.
+    Raises CheckpointError where there are some and none of them verifies: to begin again from nothing is not for a
+    restart at night to decide."""
+    folders = list_checkpoints(output_dir)
+    for folder in folders:
+        if (problem := verify(folder)) is None:
+            return folder
+        get_logger().warning("passing over %s: %s", folder, problem)
+    if folders:
+        text = f"none of the {len(folders)} checkpoints in {output_dir} verifies"
+        raise CheckpointError(f"{text}; restore one, or start anew with --overwrite_output_dir")
+    return None
+
+
+def named_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The folder that `--resume_from_checkpoint` names, by its path or by its name in `output_dir`; None for a word."""
+    if wanted is None or wanted.strip().lower() in (*_LATEST, *_NOTHING):
+        return None
+    return next((path for path in (Path(wanted), Path(output_dir, wanted)) if may_be_dir(path)), Path(wanted))
+
+
+def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
+    """The checkpoint that `--resume_from_checkpoint` means; None to start from nothing. Not given, `latest`, `last`,
+    `auto` or `true`: the newest sound one of `output_dir`, if any. The folder of one: that one, or what this very
+    command has reached from it before it was stopped. `false`, `none` or `no`: nothing, refused where there is
+    something. Raises CheckpointError, ConfigError."""
+    named = named_checkpoint(output_dir, wanted)
+    if named:
+        problem = verify(named) if may_be_dir(named) else "no such folder"
+        if problem:
+            raise CheckpointError(f"cannot resume from {wanted}: {problem}; choose another --resume_from_checkpoint")
+        origin = hide(str(named.resolve()))
+        sound = (folder for folder in list_checkpoints(output_dir) if verify(folder) is None)
+        return next((one for one in sound if read_manifest(one).get("resumed_from") == origin), named)
+    found = list_checkpoints(output_dir)
+    if found and wanted and wanted.strip().lower() in _NOTHING:
+        text = f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}"
+        raise ConfigError(f"{text}; add --overwrite_output_dir to start anew, or choose another folder")
+    return newest_checkpoint(output_dir)
+
+
+def set_aside_after(output_dir, step: int) -> None:
+    """Rename the checkpoints after update `step` to `abandoned-checkpoint-<n>`: a run that goes on from `step` must not
+    find them when it is started again."""
+    for folder in list_checkpoints(output_dir):
+        if step_of(folder) > step:
+            target = folder.with_name(f"abandoned-{folder.name}")
+            if target.exists():
+                remove_dir(target)
+            try:
+                folder.rename(target)
+            except OSError as error:
+                text = f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
+                raise OutputError(text) from error
+            get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)

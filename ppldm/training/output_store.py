@@ -17,7 +17,8 @@ from ..utils.log import get_logger
 from ..utils.processes.ranks import SIGNS_DIR
 from ..utils.store import client
 from ..weights.folders import is_checkpoint_name, list_checkpoints, step_of
-from .run_folder import LAUNCH_LOGS, MANIFEST, verify
+from .checkpoint import MANIFEST, verify
+from .run_folder import LAUNCH_LOGS
 
 _MARKERS = (MANIFEST, "model.json", "model_index.json")  # what makes a folder whole, and comes last
 _WEIGHTS = ".pdparams"  # in the output folder itself they are those of the last checkpoint

@@ -30,11 +30,11 @@ from ..utils.text import count_of
 from ..weights.components import encoder_digest
 from ..weights.fill import component_of, describe_model
 from ..weights.model_file import kind_of
-from . import adamw, rows
-from .checkpoint import TrainingState
+from . import optimizer, rows
+from .checkpoint import TrainingState, read_manifest
 from .report import IntervalMetrics
 from .run import TrainingRun
-from .run_folder import SNAPSHOTS, prepare_output, read_manifest
+from .run_folder import SNAPSHOTS, prepare_output
 
 if TYPE_CHECKING:
     from ..data.cached.run import EmbeddingsRule, LatentsRule
@@ -183,22 +183,22 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     average = ExponentialMovingAverage(trained, decay) if decay else None
     stds = getattr(config, "ema_posthoc", None) or ()
     posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
-    ratios, by_group = adamw.learning_rate_ratios(model, config, arguments.learning_rate)
+    ratios, by_group = optimizer.learning_rate_ratios(model, config, arguments.learning_rate)
     alone = [name for name, one in model.components.items() if one.clipped_alone]
     kind = optimizer_kind(arguments, world)
-    optimizer, scheduler = adamw.build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, alone, kind)
-    adamw.decorate(model, optimizer, arguments)
-    if adamw.is_sharded(optimizer):
-        optimizer.log_share()
-    return TrainingState(model, optimizer, scheduler, average, adamw.make_scaler(arguments), posthoc), by_group
+    adamw, rate = optimizer.build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, alone, kind)
+    optimizer.decorate(model, adamw, arguments)
+    if optimizer.is_sharded(adamw):
+        adamw.log_share()
+    return TrainingState(model, adamw, rate, average, optimizer.make_scaler(arguments), posthoc), by_group
 
 
 def optimizer_kind(arguments, world: World) -> Callable:
     """What makes the AdamW that the settings and the device ask for."""
-    kind = adamw.FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
-    kind = adamw.CpuAdamW if operators_are_usable() else kind
+    kind = optimizer.FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
+    kind = optimizer.CpuAdamW if operators_are_usable() else kind
     if arguments.sharding and world.size > 1:
-        from .sharding import sharded
+        from .distributed.sharding import sharded
 
         return partial(sharded(kind), world=world)
     if arguments.sharding:
@@ -249,7 +249,7 @@ def run_identity(
         "bucket_group_size": buckets and group_size,
         "global_batch_size": global_batch_size,
         "max_steps": None if constant else max_steps,
-        "precision": adamw.precision_name(arguments),
+        "precision": optimizer.precision_name(arguments),
         "latents": dataset.latents and data_arguments.latents_dtype,
         "text_embeddings": dataset.embeddings and data_arguments.text_embeddings_dtype,
         **(caption_identity(data_arguments) if dataset.tokenizer else {}),
@@ -295,7 +295,7 @@ def detect_world(arguments: TrainingOptions) -> World:
     batch, accumulated = arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps
     words = f"{batch} per device x {accumulated} accumulation x {count_of(world.size, 'rank')} on {device.name}"
     get_logger().info("global_batch_size %d = %s", batch * accumulated * world.size, words)
-    adamw.warn_of_cpu(arguments)
+    optimizer.warn_of_cpu(arguments)
     return world
 
 

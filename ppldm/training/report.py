@@ -224,7 +224,7 @@ class Reporter:
                 first["buckets"] = np.asarray(Image.open(folder / BUCKETS_FILE).convert("RGB"))
             self.sinks = open_sinks(arguments.report_to, folder, arguments.log_folder, past, run.config, first)
         if run.world.size > 1:
-            from .ranks import SLOW, SLOW_ON_CPU, ForwardTimer, SlowRanks
+            from .distributed.rank_checks import SLOW, SLOW_ON_CPU, ForwardTimer, SlowRanks
 
             self.timer = ForwardTimer(run.state.model)
             self.slow_ranks = SlowRanks(SLOW_ON_CPU if current_kind().is_cpu else SLOW)

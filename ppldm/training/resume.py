@@ -16,9 +16,8 @@ from ..weights.folders import CHECKPOINT_WEIGHTS
 from ..weights.formats.files import read_arrays
 from ..weights.formats.paddle_files import NAME_TABLE, read_tree
 from ..weights.model_file import ModelDescription, has_model_file, read_model_file
-from .adamw import is_sharded, parameter_of
-from .checkpoint import DATA_FILE, POSTHOC_STATE, TrainingState, versions, without
-from .run_folder import read_manifest
+from .checkpoint import DATA_FILE, POSTHOC_STATE, TrainingState, read_manifest, versions, without
+from .optimizer import is_sharded, parameter_of
 
 # Settings that follow from others: where one of those differs too, it is the one to name.
 _FOLLOW = ("rows", "max_steps")

@@ -28,12 +28,21 @@ from ..utils.text import hide
 from ..utils.variables import all_variables
 from ..weights.folders import checkpoint_name
 from ..weights.model_file import ModelDescription
-from .adamw import autocast, is_sharded, restore_float32
-from .checkpoint import DATA_FILE, TrainerState, TrainingState, contents_of, machine_record, save_checkpoint
+from .checkpoint import (
+    DATA_FILE,
+    TrainerState,
+    TrainingState,
+    contents_of,
+    machine_record,
+    named_checkpoint,
+    read_manifest,
+    save_checkpoint,
+)
 from .metrics import METRICS_FILE, last_step
+from .optimizer import autocast, is_sharded, restore_float32
 from .report import IntervalMetrics
 from .rows import first_caption
-from .run_folder import RUN_FILE, find_job, named_checkpoint, note_stopped, read_manifest
+from .run_folder import RUN_FILE, find_job, note_stopped
 
 if TYPE_CHECKING:
     from .averages.snapshots import SnapshotWriter
@@ -108,7 +117,7 @@ class TrainingRun:
         Raises TrainingError on every rank where they differ."""
         every = self.arguments.check_ranks_every
         if every > 0 and (step == self.start_step + 1 or step % every == 0):
-            from .ranks import check_ranks
+            from .distributed.rank_checks import check_ranks
 
             check_ranks(dict(self.state.model.named_parameters()), step, self.world)
 

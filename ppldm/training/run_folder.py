@@ -1,4 +1,4 @@
-"""The folder of a run: made, held against a second run, begun anew where that is meant, and its checkpoint chosen.
+"""The folder of a run: made, held against a second run, and begun anew where that is meant.
 
 `--overwrite_output_dir` starts anew once for what the user asked for, never for a job that is put back. A scheduler
 gives a job that it stopped, or whose machine it lost, the same command again. So the folder keeps a record of its last
@@ -21,29 +21,24 @@ from pathlib import Path
 from typing import Any
 
 from ..config.training import TrainingOptions
-from ..utils.checksums import checksum_file, checksum_json
-from ..utils.errors import CheckpointError, ConfigError, OutputError
+from ..utils.checksums import checksum_json
+from ..utils.errors import ConfigError
 from ..utils.files import (
     lock_folder,
     make_output_dir,
     read_json,
-    read_json_object,
-    remove_dir,
     remove_leftovers,
     write_json,
 )
 from ..utils.log import get_logger
 from ..utils.processes.ranks import SIGNS_DIR, World, barrier, leave_signs, waiting
-from ..utils.text import hide
 from ..utils.variables import all_variables
-from ..weights.folders import RUN_FILE, list_checkpoints, may_be_dir, step_of
+from ..weights.folders import RUN_FILE, list_checkpoints
+from .checkpoint import find_checkpoint, read_manifest, set_aside_after
 from .metrics import EVALUATION_DIR, EVALUATION_FILE, METRICS_FILE
 
 _held_folders = []  # open lock files: a run holds its folder as long as the process lives
-MANIFEST = "manifest.json"
 SNAPSHOTS = "ema_snapshots"  # of averages, in the output folder
-_LATEST = ("", "latest", "last", "auto", "true", "1")  # spellings of --resume_from_checkpoint
-_NOTHING = ("false", "none", "no", "0")
 START_FILE = "start.json"
 CONTROL_DIR = "control"
 PROMPTS_FILE = "prompts.txt"
@@ -219,92 +214,6 @@ def check_output(arguments: TrainingOptions, folder: Path) -> None:
     if not ours and not arguments.overwrite_output_dir and others:
         fix = "choose another folder, or add --overwrite_output_dir to write among them"
         raise ConfigError(f"--output_dir {folder} holds files that are not a run of ppldm; {fix}")
-
-
-def read_manifest(folder) -> dict:
-    """The manifest of a checkpoint. Raises CheckpointError."""
-    return read_json_object(Path(folder, MANIFEST), CheckpointError, "this is not a finished checkpoint")
-
-
-def verify(folder) -> str | None:
-    """None if manifest and files are there with their sizes and checksums, else what is wrong."""
-    try:
-        manifest = read_manifest(folder)
-        files = dict(manifest["files"])
-        # Those written before there was one have no checksum of the manifest itself.
-        if manifest.pop("crc32", None) not in (None, checksum_json(manifest)):
-            return f"{MANIFEST} has changed"
-    except (CheckpointError, KeyError, TypeError, ValueError) as error:
-        reason = getattr(error.__cause__, "strerror", None)
-        return f"no readable {MANIFEST}{f' ({reason})' if reason else ''}"
-    for name, expected in files.items():
-        path = Path(folder, name)
-        try:
-            if not path.is_file():
-                return f"{name} is missing"
-            if checksum_file(path) != expected:
-                return f"{name} has changed or is cut short"
-        except OSError as error:
-            return f"{name} cannot be read ({error.strerror or error})"
-    return None
-
-
-def newest_checkpoint(output_dir) -> Path | None:
-    """The newest checkpoint that verifies; says which it passed over, and why. None where there are no checkpoints.
-    Raises CheckpointError where there are some and none of them verifies: to begin again from nothing is not for a
-    restart at night to decide."""
-    folders = list_checkpoints(output_dir)
-    for folder in folders:
-        if (problem := verify(folder)) is None:
-            return folder
-        get_logger().warning("passing over %s: %s", folder, problem)
-    if folders:
-        text = f"none of the {len(folders)} checkpoints in {output_dir} verifies"
-        raise CheckpointError(f"{text}; restore one, or start anew with --overwrite_output_dir")
-    return None
-
-
-def named_checkpoint(output_dir, wanted: str | None) -> Path | None:
-    """The folder that `--resume_from_checkpoint` names, by its path or by its name in `output_dir`; None for a word."""
-    if wanted is None or wanted.strip().lower() in (*_LATEST, *_NOTHING):
-        return None
-    return next((path for path in (Path(wanted), Path(output_dir, wanted)) if may_be_dir(path)), Path(wanted))
-
-
-def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
-    """The checkpoint that `--resume_from_checkpoint` means; None to start from nothing. Not given, `latest`, `last`,
-    `auto` or `true`: the newest sound one of `output_dir`, if any. The folder of one: that one, or what this very
-    command has reached from it before it was stopped. `false`, `none` or `no`: nothing, refused where there is
-    something. Raises CheckpointError, ConfigError."""
-    named = named_checkpoint(output_dir, wanted)
-    if named:
-        problem = verify(named) if may_be_dir(named) else "no such folder"
-        if problem:
-            raise CheckpointError(f"cannot resume from {wanted}: {problem}; choose another --resume_from_checkpoint")
-        origin = hide(str(named.resolve()))
-        sound = (folder for folder in list_checkpoints(output_dir) if verify(folder) is None)
-        return next((one for one in sound if read_manifest(one).get("resumed_from") == origin), named)
-    found = list_checkpoints(output_dir)
-    if found and wanted and wanted.strip().lower() in _NOTHING:
-        text = f"--resume_from_checkpoint {wanted}, but {output_dir} holds {found[0].name}"
-        raise ConfigError(f"{text}; add --overwrite_output_dir to start anew, or choose another folder")
-    return newest_checkpoint(output_dir)
-
-
-def set_aside_after(output_dir, step: int) -> None:
-    """Rename the checkpoints after update `step` to `abandoned-checkpoint-<n>`: a run that goes on from `step` must not
-    find them when it is started again."""
-    for folder in list_checkpoints(output_dir):
-        if step_of(folder) > step:
-            target = folder.with_name(f"abandoned-{folder.name}")
-            if target.exists():
-                remove_dir(target)
-            try:
-                folder.rename(target)
-            except OSError as error:
-                text = f"cannot rename {folder} to {target.name} ({error.strerror}); move it away"
-                raise OutputError(text) from error
-            get_logger().warning("going on from update %d: %s is now %s", step, folder, target.name)
 
 
 class Order(IntFlag):

@@ -36,9 +36,9 @@ from ..utils.log import get_logger
 from ..utils.processes.ranks import World, gather_objects, remove_signs, waiting
 from ..utils.processes.signals import end_process, handle
 from ..utils.rng import Stream, make_rng
-from .adamw import autocast, gradient_shares, master_weights, norm_of, squared_norms
 from .checkpoint import TrainerState, TrainingState, machine_record
 from .doctor.machine import look_quickly
+from .optimizer import autocast, gradient_shares, master_weights, norm_of, squared_norms
 from .prepare import prepare
 from .report import IntervalMetrics, Reporter, Update
 from .run import TrainingRun

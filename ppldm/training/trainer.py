@@ -14,7 +14,7 @@ from ..config.option import parse_known
 from ..networks.model import Loss
 from ..utils.machine.cpu import quiet_paddle
 from ..utils.processes.ranks import waiting
-from .adamw import autocast, gradient_shares, half_type, precision_name
+from .optimizer import autocast, gradient_shares, half_type, precision_name
 from .run import TrainingRun
 from .train import Updates, train, update_averages
 

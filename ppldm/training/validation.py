@@ -24,8 +24,8 @@ from ..utils.errors import ConfigError
 from ..utils.log import get_logger
 from ..utils.machine.devices import release_device_memory
 from ..utils.processes.ranks import World, gather_objects, shard
-from .adamw import autocast
 from .checkpoint import TrainingState
+from .optimizer import autocast
 from .rows import open_sources, select_training_rows
 from .run_folder import CONTROL_DIR, MOST_BYTES, MOST_PROMPTS, PROMPTS_FILE
 

@@ -13,7 +13,7 @@ from ppldm.diffusion.process import Process
 from ppldm.networks.build import build_network, save_component
 from ppldm.networks.cascade.stages import CascadeModel
 from ppldm.networks.configs import read_new_config
-from ppldm.networks.encoders import hidden_states
+from ppldm.networks.model import hidden_states
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.fill import component_of
 

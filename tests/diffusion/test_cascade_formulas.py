@@ -5,7 +5,8 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.diffusion.process import P2, Adaptive, NoiseSchedule, Process
+from ppldm.diffusion.loss_weighting import P2, Adaptive
+from ppldm.diffusion.process import NoiseSchedule, Process
 from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.denoising import DenoisingModel

@@ -5,7 +5,8 @@ import paddle
 import pytest
 from ppdiffusers import DDPMScheduler
 
-from ppldm.diffusion.process import P2, Adaptive, MinSNR, NoiseSchedule, Process, add_noise
+from ppldm.diffusion.loss_weighting import P2, Adaptive, MinSNR
+from ppldm.diffusion.process import NoiseSchedule, Process, add_noise
 
 
 def test_published_schedule():

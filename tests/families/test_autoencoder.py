@@ -6,7 +6,7 @@ import pytest
 
 from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.networks.autoencoder import AutoencoderObjective, latent_statistics, psnr
-from ppldm.networks.encoders import to_unit_range
+from ppldm.networks.model import to_unit_range
 from ppldm.weights.fill import load_vae
 
 

@@ -20,9 +20,9 @@ from tiny_model import load_pipeline, write_base, write_image_encoder, write_pri
 from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
+from ppldm.training.checkpoint import read_manifest, verify
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
-from ppldm.training.run_folder import read_manifest, verify
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError

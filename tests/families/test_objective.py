@@ -6,7 +6,7 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.data.inputs import Level
-from ppldm.diffusion.process import P2, Adaptive, MinSNR
+from ppldm.diffusion.loss_weighting import P2, Adaptive, MinSNR
 from ppldm.families.ldm import LdmConfig
 from ppldm.networks.model import Loss
 from ppldm.utils.errors import ConfigError

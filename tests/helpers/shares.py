@@ -17,14 +17,14 @@ import paddle
 from command_line import parse_arguments
 from poison import poisoned
 
-import ppldm.training.sharding
+import ppldm.training.distributed.sharding
 from ppldm.families.base import get_family
 from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
 from ppldm.networks.model import Component
-from ppldm.training.adamw import restore_float32
 from ppldm.training.checkpoint import TrainingState, count_bytes
+from ppldm.training.distributed.sharding import sharded
+from ppldm.training.optimizer import restore_float32
 from ppldm.training.prepare import prepare
-from ppldm.training.sharding import sharded
 from ppldm.training.train import UpdateGuard, run_loop, update_averages
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.processes.ranks import World
@@ -32,7 +32,7 @@ from ppldm.utils.processes.ranks import World
 
 def main(bad_row: str, facts: str, runs: str) -> None:
     held, gradients = {}, {}
-    ppldm.training.sharding._SMALL = 500  # elements: the tiny model has more and less
+    ppldm.training.distributed.sharding._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags, family in json.loads(Path(runs).read_text()):
         run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop", get_family(family).Config))
         # An autoencoder measures its latents with the noise of the rows.

@@ -13,7 +13,7 @@ from inspect import CO_OPTIMIZED
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parents[2] / "ppldm") + "/"
-STEPS = ("/paddle/optimizer/adamw.py", "/ppldm/training/sharding.py")
+STEPS = ("/paddle/optimizer/adamw.py", "/ppldm/training/distributed/sharding.py")
 
 
 class Trace:

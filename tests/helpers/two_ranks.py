@@ -10,10 +10,10 @@ import paddle
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from ppldm.networks.model import Loss, Model
-from ppldm.training import sharding as shares_module
-from ppldm.training.adamw import ClipByGroup
 from ppldm.training.checkpoint import TrainingState
-from ppldm.training.ranks import check_ranks
+from ppldm.training.distributed import sharding as shares_module
+from ppldm.training.distributed.rank_checks import check_ranks
+from ppldm.training.optimizer import ClipByGroup
 from ppldm.training.run_folder import Order
 from ppldm.training.train import UpdateGuard, agree, train_step
 from ppldm.utils.errors import TrainingError

@@ -1,7 +1,7 @@
 import numpy as np
 import paddle
 
-from ppldm.networks.encoders import encode_moments
+from ppldm.networks.model import encode_moments
 from ppldm.weights.fill import load_vae
 
 

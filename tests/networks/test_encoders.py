@@ -10,7 +10,7 @@ needs.need("parity")
 import torch  # noqa: E402
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection  # noqa: E402
 
-from ppldm.networks.encoders import projected_caption  # noqa: E402
+from ppldm.networks.model import projected_caption  # noqa: E402
 from ppldm.weights.fill import component_of, fill_component  # noqa: E402
 from ppldm.weights.source import read_component  # noqa: E402
 

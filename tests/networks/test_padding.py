@@ -8,7 +8,7 @@ from tiny_model import make_batch, make_model
 
 from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import sample_latents
-from ppldm.networks.encoders import token_mask
+from ppldm.networks.model import token_mask
 
 END, PAD = 3, 0
 

@@ -21,9 +21,9 @@ from visualdl import LogReader
 from ppldm.cli.main import run as run_command
 from ppldm.families.base import get_family
 from ppldm.training import prepare as module
+from ppldm.training.checkpoint import verify
 from ppldm.training.metrics import VISUALDL_FILE, read_metrics
 from ppldm.training.prepare import prepare, run_identity
-from ppldm.training.run_folder import verify
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError

@@ -12,8 +12,8 @@ from ppldm.config.recipe import defaults
 from ppldm.config.training import TrainingOptions
 from ppldm.families.base import get_family, list_families
 from ppldm.families.ldm import LdmConfig
-from ppldm.training.adamw import lr_factor
 from ppldm.training.commands.train import read_recipe, warn_of_idle
+from ppldm.training.optimizer import lr_factor
 from ppldm.training.rows import count_steps
 from ppldm.utils.errors import ConfigError
 

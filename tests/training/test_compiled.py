@@ -14,10 +14,10 @@ import pytest
 from command_line import parse_arguments
 from tiny_model import make_batch, make_model
 
+from ppldm.training.checkpoint import read_manifest
 from ppldm.training.compiled import CompiledPrediction
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
-from ppldm.training.run_folder import read_manifest
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.processes.ranks import World

@@ -10,7 +10,7 @@ from ppldm.config.option import identity_of, options
 from ppldm.config.recipe import groups_of
 from ppldm.data.shapes import group_size_of, make_shapes
 from ppldm.families.base import get_family, list_families
-from ppldm.training import adamw, prepare
+from ppldm.training import optimizer, prepare
 from ppldm.training.rows import count_steps
 
 CONTEXTS = ["", "--lr_scheduler cosine --max_steps -1", "--use_ema",
@@ -55,7 +55,7 @@ def others(stated, value) -> list:
 
 @pytest.mark.parametrize("name", ["ldm", "stable_diffusion"])
 def test_every_setting_that_changes_a_runs_identity_is_marked_with_the_entry(name, monkeypatch):
-    monkeypatch.setattr(adamw, "precision_name", lambda one: str((one.bf16, one.fp16, one.fp16_opt_level)))
+    monkeypatch.setattr(optimizer, "precision_name", lambda one: str((one.bf16, one.fp16, one.fp16_opt_level)))
     family, tried = get_family(name), set()
     for context in CONTEXTS:
         words = [] if name == "ldm" else ["--model_name_or_path", "a/b"]

@@ -12,8 +12,8 @@ import pytest
 from forking import forking, kill, stop_when
 from sampling import ALL
 
+from ppldm.training.checkpoint import verify
 from ppldm.training.metrics import read_metrics
-from ppldm.training.run_folder import verify
 from ppldm.weights.folders import list_checkpoints, step_of
 
 KILLS = 30 if ALL else 6

@@ -18,9 +18,9 @@ from ppldm.data.order import StepSampler
 from ppldm.prepare.convert.convert import convert_source
 from ppldm.prepare.provenance.forget import forget_rows
 from ppldm.prepare.provenance.forgotten import Forgotten
+from ppldm.runs.past import opened_past
 from ppldm.runs.read import open_run
 from ppldm.runs.remake import remade
-from ppldm.training.past import opened_past
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ConfigError

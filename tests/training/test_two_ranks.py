@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from ports import free_port
 
-from ppldm.training import ranks as ranks_module
+from ppldm.training.distributed import rank_checks as ranks_module
 from ppldm.training.run import TrainingRun
 
 ROOT = Path(__file__).resolve().parents[2]

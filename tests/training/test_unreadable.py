@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ppldm.data.formats.index import IndexSpec, find_stored, make_index, write_index
-from ppldm.training.run_folder import Order, find_checkpoint, newest_checkpoint, read_start, set_aside_after, verify
+from ppldm.training.checkpoint import find_checkpoint, newest_checkpoint, set_aside_after, verify
+from ppldm.training.run_folder import Order, read_start
 from ppldm.training.train import Control
 from ppldm.training.validation import current_prompts
 from ppldm.utils.checksums import checksum_file, checksum_json

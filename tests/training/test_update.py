@@ -15,10 +15,9 @@ from poison import poisoned
 
 from ppldm.data.order import Mix
 from ppldm.networks.model import Loss, Model
-from ppldm.training.checkpoint import TrainingState
+from ppldm.training.checkpoint import TrainingState, verify
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare as prepare_run
-from ppldm.training.run_folder import verify
 from ppldm.training.train import UpdateGuard, run_loop, train_step
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import TrainingError

@@ -28,7 +28,7 @@ from ...data.formats.part import Part, write_part
 from ...data.formats.row import Row
 from ...utils.errors import ConfigError, PartError
 from ...utils.files import make_output_dir, write_json, write_text
-from ...utils.jobs import JobFolder, finish, make_key
+from ...utils.finished import JobFolder, finish, make_key
 from ...utils.log import progress
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.rng import MAX_SEED, Stream, make_rng

@@ -25,9 +25,8 @@ from ...diffusion.process import Process
 from ...utils.pictures import bicubic_filter
 from ..configs import EFFNET_FACTOR
 from ..denoising import DenoisingModel
-from ..encoders import projected_caption
 from ..latent_diffusion import PICTURES
-from ..model import Component, Loss
+from ..model import Component, Loss, projected_caption
 from .unet import resize
 
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)  # of OpenAI's pixels in 0 .. 1

@@ -14,9 +14,8 @@ from ppdiffusers.models.attention_processor import Attention, AttnProcessor
 from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timestep_embedding
 
 from ..configs import is_uvit, table_of
-from ..encoders import token_mask
 from ..latent_diffusion import LatentDiffusionModel
-from ..model import Loss
+from ..model import Loss, token_mask
 from .microdit import Grid, MicroDiT, grid_of, take_patches
 
 _MASKED = -10000.0  # added to the scores of what is not attended to, as ppdiffusers does

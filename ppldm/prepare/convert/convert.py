@@ -4,7 +4,7 @@ Laws. Rows in = rows out + rows skipped, by reason. Pictures pass through untouc
 each is decoded once, as training will, as the check. The units of the source (`convert.units`) are cut into spans of
 rows_per_part rows, and a part is a function of only its span: the output is the same to the byte for any number of
 processes or machines and after any interruption. A part is finished when its record fits both the input and the part
-(`ppldm.utils.jobs`). On Spark, source and OUT may be addresses (`part_task`).
+(`ppldm.utils.finished`). On Spark, source and OUT may be addresses (`part_task`).
 
     OUT/parts/part-00000.gz, part-00000.gz.idx, ...
     OUT/NAME.filelist, OUT/NAME.filelist.list     relative names inside, so that OUT can be moved
@@ -31,7 +31,7 @@ from ...data.formats.row import (
 )
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import as_path, remove_path, write_json
-from ...utils.jobs import JobFolder, find_finished
+from ...utils.finished import JobFolder, find_finished
 from ...utils.log import get_logger, progress
 from ...utils.machine.spark import DRIVER_MEMORY_GB, is_submitted, spark_session_if
 from ...utils.processes.workers import check_workers, map_unordered

@@ -21,7 +21,7 @@ from ...data.images import check_pixels, decode_pixels, has_other_profile
 from ...utils.checksums import hash_file
 from ...utils.errors import RowError
 from ...utils.files import write_json
-from ...utils.jobs import finish, list_pieces, make_key, take_state
+from ...utils.finished import finish, list_pieces, make_key, take_state
 from ...utils.machine.spark import DRIVER_MEMORY_GB, run_tasks, spark_session
 from ...utils.text import as_json
 from ..block_list import BLOCKED, NOTHING, BlockList

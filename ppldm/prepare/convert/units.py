@@ -35,7 +35,7 @@ from ...data.formats.tar import read_samples, scan_samples
 from ...data.text.survey import has_captions_beside, write_table
 from ...utils.errors import ConfigError, DataError, PartError, RowError
 from ...utils.files import as_path
-from ...utils.jobs import Piece
+from ...utils.finished import Piece
 from ...utils.log import get_logger
 from ..place import AddressPath, natural_key
 

@@ -39,7 +39,7 @@ from ...utils.files import (
     write_json,
     write_text,
 )
-from ...utils.jobs import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_state
+from ...utils.finished import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_state
 from ...utils.log import get_logger, progress
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.stages import Stage, run_stage, tell

@@ -3,7 +3,7 @@
 Laws. A part's rows = those with a picture + those failed, by class, whatever the number of runs and retries. Shard k is
 the part's rows [k n, (k + 1) n), finished or absent. Retried rows go to new shards, with the columns `retry_of` (the
 key of the first try) and `retried_after` (the class it had failed with); finished shards are never touched, unless
-metadata or settings have changed and `--redo` says so (`ppldm.utils.jobs`).
+metadata or settings have changed and `--redo` says so (`ppldm.utils.finished`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from ...utils.errors import ConfigError, DataError
 from ...utils.files import RemotePath, make_output_dir, read_json, remove_path, write_json
-from ...utils.jobs import JobFolder
+from ...utils.finished import JobFolder
 from ...utils.log import get_logger
 from ..convert.reencode import Resizer
 from ..metadata import Columns, Table, open_parquet, read_footer

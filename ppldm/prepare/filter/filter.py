@@ -3,7 +3,7 @@
 Laws. Rows in = rows out + rows dropped, by condition. The result is a function of the tables, the conditions and the
 seed: DuckDB and Spark write the same rows into the same parts in the same order. The output folder is finished or
 absent; finished parts of an interrupted run wait in `.OUT.unfinished`, and the same command goes on. Tables whose
-content has changed are filtered again (`ppldm.utils.jobs`).
+content has changed are filtered again (`ppldm.utils.finished`).
 
     OUT/part_1.parquet, part_2.parquet, ...   all columns, known ones under their published names
     OUT/manifest.json                         what was asked for, rows in, out and dropped by condition

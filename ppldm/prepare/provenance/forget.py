@@ -78,7 +78,7 @@ def forget_rows(
     manifest = read_manifest(data)
     cached = ForgetCached(data, latents_dirs, dry_run)
     if runs:
-        from ...training.past import runs_with_checkpoints
+        from ...runs.past import runs_with_checkpoints
 
         runs = runs_with_checkpoints(runs)
     if dry_run:
@@ -141,7 +141,7 @@ def describe(report: dict) -> str:
         for file in report["cached_unknown"]
     ]
     if report["runs"]:
-        from ...training.past import describe_past
+        from ...runs.past import describe_past
 
         lines += [line for run in report["runs"] for line in describe_past(run)]
     return "\n".join(lines)
@@ -151,7 +151,7 @@ def look_up(data: Path, rows: list[dict], runs: Sequence[str]) -> list[dict]:
     """Which checkpoints of each run have seen none of the rows (`Past.start_again`). Raises CheckpointError."""
     if not runs:
         return []
-    from ...training.past import opened_past
+    from ...runs.past import opened_past
 
     data, of_parts, reports = data.resolve(), {}, []
     for row in rows:

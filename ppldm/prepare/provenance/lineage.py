@@ -70,7 +70,7 @@ def trace_rows(data: Path, keys: list[str], metadata: list[str] | None = None, n
 
 
 def _open_pasts(runs: list[str]) -> Iterator:
-    from ...training.past import opened_past, runs_with_checkpoints
+    from ...runs.past import opened_past, runs_with_checkpoints
 
     for run in runs_with_checkpoints(runs):
         with opened_past(run) as past:
@@ -78,7 +78,7 @@ def _open_pasts(runs: list[str]) -> Iterator:
 
 
 def _describe_number(reports: list[dict]) -> str:
-    from ...training.past import describe_past
+    from ...runs.past import describe_past
 
     return "\n".join(line for report in reports for line in describe_past(report))
 

@@ -29,7 +29,7 @@ from ...data.formats.row import encode_text_columns
 from ...utils.checksums import digest_of, hash_file
 from ...utils.errors import ConfigError, DataError, EnvironmentProblem, RowError
 from ...utils.files import local_path, read_json, remove_path, write_json, write_text
-from ...utils.jobs import JobFolder, Piece, finish, list_pieces, make_key, take_fingerprint
+from ...utils.finished import JobFolder, Piece, finish, list_pieces, make_key, take_fingerprint
 from ...utils.log import get_logger, progress
 from ...utils.processes.workers import check_workers
 from ...utils.store.cache import input_path

@@ -144,7 +144,7 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
     from ...utils.files import in_working_folder, local_path, read_json, write_text
     from ...weights.folders import CHECKPOINT_WEIGHTS
     from ...weights.formats.files import read_arrays
-    from ..run_folder import newest_checkpoint, read_manifest
+    from ..checkpoint import newest_checkpoint, read_manifest
 
     checkpoint = newest_checkpoint(folder)
     if checkpoint is None:

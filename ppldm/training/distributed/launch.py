@@ -32,6 +32,7 @@ from ...utils.errors import ConfigError, debugging, exit_on_error
 from ...utils.files import write_json
 from ...utils.machine.cpu import quiet_paddle
 from ...utils.processes.signals import FOLDER_VARIABLE, answer_interrupts, failure_time_sec
+from ...utils.variables import set_for_libraries
 
 if __name__ == "__main__":
     answer_interrupts()
@@ -270,7 +271,7 @@ def meet_at(master: str) -> tuple[str, str]:
 def run(notes: str) -> None:
     """Start what the command line says and end with its exit status; ranks that fail note it in the folder `notes`.
     Raises ConfigError for another kind of launch."""
-    os.environ.setdefault("PORT_RANGE", _PORTS)
+    set_for_libraries({"PORT_RANGE": _PORTS})
     context = Context()
     context.set_envs({FOLDER_VARIABLE: notes})
     if context.args.log_level.upper() == "INFO" and not debugging():

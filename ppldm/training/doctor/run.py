@@ -38,9 +38,9 @@ from ...utils.variables import is_offline, network_forbidden, read
 from ...weights.fetch import packaged_or
 from ...weights.folders import one_run
 from .. import rows
-from ..adamw import is_mixed
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..metrics import METRICS_FILE, read_metrics
+from ..optimizer import is_mixed
 from ..run_folder import check_output
 from .machine import Finding, examine, judged, look_at_disk
 

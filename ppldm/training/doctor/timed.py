@@ -21,7 +21,7 @@ from ...utils.log import get_logger
 from ...utils.machine.resources import available_memory_bytes, count_usable_cores
 from ...utils.text import count_of
 from ...utils.variables import read
-from ..adamw import autocast
+from ..optimizer import autocast
 from ..prepare import prepare
 from ..train import UpdateGuard, timed_batches, train_step
 from .memory import estimate

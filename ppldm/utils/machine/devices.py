@@ -216,7 +216,7 @@ def use_device(name: str | None) -> None:
 
 def check_precision(bf16: bool, fp16: bool, device: Device) -> None:
     """Raises ConfigError where an accelerator has not the half precision that is asked for. On a kind without any, a
-    CPU, float32 takes its place; `adamw.warn_of_cpu` says so."""
+    CPU, float32 takes its place; `optimizer.warn_of_cpu` says so."""
     if not device.kind.mixed_precision:
         return
     for flag, name, asked, has, other, has_other in (

@@ -11,7 +11,7 @@ from ppldm.data.formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ppldm.data.formats.open import open_part
 from ppldm.prepare.convert.units import FolderUnit, Span, find_units, or_error
 from ppldm.utils.errors import ConfigError, DataError, RowError
-from ppldm.utils.jobs import take_fingerprint
+from ppldm.utils.finished import take_fingerprint
 
 
 def demo_picture(size: int) -> bytes:

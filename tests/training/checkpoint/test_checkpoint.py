@@ -16,14 +16,18 @@ from ppldm.training.checkpoint import (
     TrainingState,
     contents_of,
     count_bytes,
+    find_checkpoint,
     list_checkpoints,
+    newest_checkpoint,
+    read_manifest,
     removable,
     save_checkpoint,
+    set_aside_after,
+    verify,
     versions,
 )
 from ppldm.training.resume import _load, load_model, load_optimizer
 from ppldm.training.run import copy_to_host
-from ppldm.training.run_folder import find_checkpoint, newest_checkpoint, read_manifest, set_aside_after, verify
 from ppldm.utils.errors import CheckpointError, ConfigError, DiskFullError, ModelError
 from ppldm.weights.formats.paddle_files import write_tree
 

@@ -8,9 +8,8 @@ from command_line import parse_arguments
 
 from ppldm.data.filelist import write_filelist
 from ppldm.data.formats.part import Part, write_part
-from ppldm.training.checkpoint import DATA_FILE
+from ppldm.training.checkpoint import DATA_FILE, MANIFEST, read_manifest
 from ppldm.training.prepare import prepare
-from ppldm.training.run_folder import MANIFEST, read_manifest
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.checksums import checksum_json

@@ -12,9 +12,9 @@ import ppldm
 from ppldm.families.ldm_build import build_model
 from ppldm.networks.build import build_network, save_component
 from ppldm.networks.configs import read_new_config
+from ppldm.training.checkpoint import read_manifest, verify
 from ppldm.training.prepare import prepare
 from ppldm.training.resume import differences
-from ppldm.training.run_folder import read_manifest, verify
 from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ModelError

@@ -68,7 +68,7 @@ def test_a_dry_run_prints_what_a_shell_can_run_and_writes_nothing(base, pictures
          "--class-prompt", "a dog", "--num-class-pictures", "2", "--dry-run"])  # fmt: skip
     text = capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-    made = text.partition("# reading 3 pictures (")[0]
+    made = text.partition("# reading the pictures (")[0]
     subprocess.run(["sh", "-ec", made], check=True)
     tables = sorted((tmp_path / "out").glob("*.jsonl"), reverse=True)
     own, drawn = ([json.loads(line) for line in path.read_text().splitlines()] for path in tables)

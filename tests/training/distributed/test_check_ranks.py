@@ -4,7 +4,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.training.ranks import checksums, first_difference
+from ppldm.training.distributed.rank_checks import checksums, first_difference
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])

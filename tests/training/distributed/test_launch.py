@@ -24,7 +24,7 @@ from ppldm.utils.entry import entry
 
 with entry():
     import paddle
-    from ppldm.training.ranks import check_ranks
+    from ppldm.training.distributed.rank_checks import check_ranks
     from ppldm.training.report import IntervalMetrics
     from ppldm.training.train import timed_batches
     from ppldm.utils.errors import DataError

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from signalled import draw
 
+from ppldm.training.checkpoint import verify
 from ppldm.training.metrics import read_metrics
-from ppldm.training.run_folder import verify
 from ppldm.utils.processes.ranks import SIGNS_DIR
 from ppldm.weights.folders import list_checkpoints, step_of
 

@@ -3,8 +3,8 @@
 import paddle
 import pytest
 
-from ppldm.training import ranks as module
-from ppldm.training.ranks import SLOW, ForwardTimer, SlowRanks
+from ppldm.training.distributed import rank_checks as module
+from ppldm.training.distributed.rank_checks import SLOW, ForwardTimer, SlowRanks
 
 
 def find(*lines):

@@ -8,7 +8,7 @@ import pytest
 
 from ppldm.config.training import LR_SCHEDULES
 from ppldm.networks.model import Component
-from ppldm.training.adamw import (
+from ppldm.training.optimizer import (
     ClipByGroup,
     FusedAdamW,
     build_optimizer,

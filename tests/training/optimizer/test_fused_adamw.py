@@ -6,7 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.training.adamw import CpuAdamW, FusedAdamW
+from ppldm.training.optimizer import CpuAdamW, FusedAdamW
 
 
 def train(kind, clip, num_updates=4, state=None):

@@ -14,7 +14,7 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.networks.model import Loss, Model
-from ppldm.training import adamw as precision
+from ppldm.training import optimizer as precision
 from ppldm.training.checkpoint import (
     TrainerState,
     TrainingState,

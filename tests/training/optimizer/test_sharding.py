@@ -21,11 +21,11 @@ from sampling import ALL
 from small_lpips import write_lpips
 
 from ppldm.data.order import Mix
-from ppldm.training.adamw import is_sharded
 from ppldm.training.checkpoint import count_bytes
+from ppldm.training.distributed.sharding import assign_owners, parameter_of
 from ppldm.training.metrics import read_metrics
+from ppldm.training.optimizer import is_sharded
 from ppldm.training.prepare import prepare as prepare_run
-from ppldm.training.sharding import assign_owners, parameter_of
 from ppldm.training.train import run_loop
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,7 +13,7 @@ import paddle
 import pytest
 from trained_here import train_here
 
-from ppldm.training import adamw as precision
+from ppldm.training import optimizer as precision
 from ppldm.training import prepare
 from ppldm.training.metrics import read_metrics
 from ppldm.utils.errors import ConfigError

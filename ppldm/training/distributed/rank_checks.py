@@ -12,10 +12,10 @@ from statistics import median
 import numpy as np
 import paddle
 
-from ..utils.errors import TrainingError
-from ..utils.machine.devices import wait_for_device
-from ..utils.processes.ranks import World, waiting
-from ..utils.text import name_ranks
+from ...utils.errors import TrainingError
+from ...utils.machine.devices import wait_for_device
+from ...utils.processes.ranks import World, waiting
+from ...utils.text import name_ranks
 
 SLOW, SLOW_ON_CPU = 1.2, 4 / 3  # times the median rank's seconds, in two log lines in a row
 _INTEGERS = {1: "int8", 2: "int16", 4: "int32", 8: "int64"}  # by bytes of an element

@@ -8,10 +8,10 @@ from functools import partial
 
 import pytest
 
-from ppldm.utils import checksums, jobs
+from ppldm.utils import checksums, finished
 from ppldm.utils.errors import ConfigError, OutputError
 from ppldm.utils.files import lock_folder
-from ppldm.utils.jobs import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_fingerprint
+from ppldm.utils.finished import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_fingerprint
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_touched_files_are_read_again_and_are_the_same(folder, monkeypatch):
     os.utime(folder / "a", (1, 1))
     after = take_fingerprint(list_pieces(folder), before)
     assert after["state"] != before["state"] and after["content"] == before["content"]
-    monkeypatch.setattr(jobs, "_read_checksum", lambda piece: pytest.fail("read again"))
+    monkeypatch.setattr(finished, "_read_checksum", lambda piece: pytest.fail("read again"))
     assert take_fingerprint(list_pieces(folder), after) == after
 
 
@@ -181,7 +181,7 @@ def test_a_job_waits_for_whoever_holds_its_folder(tmp_path, monkeypatch):
         [sys.executable, "-c", f"{code}; sys.stdin.read()", tmp_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     process.stdout.readline()
-    monkeypatch.setattr(jobs, "lock_folder", partial(lock_folder, wait_seconds=0.2))
+    monkeypatch.setattr(finished, "lock_folder", partial(lock_folder, wait_seconds=0.2))
     job = JobFolder(tmp_path, ".convert", "conversion", "parts")
     with pytest.raises(OutputError, match="another process"), job.claimed({}):
         pass

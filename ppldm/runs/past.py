@@ -24,8 +24,10 @@ from ..data.formats.open import build_indexes
 from ..data.inputs import Control, Level, Pixels, Strata
 from ..data.order import Mix, Successors, Use, first_use, uses_of
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.process import Process, log_snr
+from ..diffusion.loss_weighting import log_snr
+from ..diffusion.process import Process
 from ..families.base import saved_recipe
+from ..training.rows import dataset_maker, open_sources, select_training_rows
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.files import in_working_folder, local_path, read_json_object
 from ..utils.processes.ranks import World
@@ -33,7 +35,6 @@ from ..utils.rng import Generators
 from ..utils.text import count_of, reveal
 from ..weights.folders import checkpoint_name, find_runs, list_checkpoints
 from ..weights.model_file import TOKENIZER_FOLDER, read_model_file
-from .rows import dataset_maker, open_sources, select_training_rows
 
 # Settings that decide which rows an update reads, and at which noise levels. Of a run that changed one on the way
 # (--accept_changes), the newest ones do not tell what it read before.

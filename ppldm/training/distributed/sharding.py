@@ -17,10 +17,10 @@ from functools import partial
 
 import paddle
 
-from ..utils.log import get_logger
-from ..utils.machine.devices import device_name
-from ..utils.processes.ranks import World, gather_objects, waiting
-from .adamw import has_master, parameter_of, squared_norms
+from ...utils.log import get_logger
+from ...utils.machine.devices import device_name
+from ...utils.processes.ranks import World, gather_objects, waiting
+from ..optimizer import has_master, parameter_of, squared_norms
 
 _MOMENT_BYTES = 8  # of an element: two moments in float32
 _MASTER_BYTES = 4
@@ -167,7 +167,7 @@ class GradientShares:
 
     @paddle.no_grad()
     def squared_norms(self) -> tuple[list, list]:
-        """`adamw.squared_norms` of the whole gradients, on all ranks; a collective call."""
+        """`optimizer.squared_norms` of the whole gradients, on all ranks; a collective call."""
         reduced = {parameter.name for parameter in self.reduced}
         learned = [parameter for parameter in self.parameters if parameter.name in reduced]
         if not learned:
