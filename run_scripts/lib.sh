@@ -214,7 +214,7 @@ num_packages() { grep -oE '^[a-z0-9._-]+' "$LOCK" | sort -u | wc -l; }
 
 describe_size() {
     if [[ $DEVICE == cpu ]]; then
-        echo "about $(num_packages) packages, 0.9 GB to fetch, 2.8 GB on disk"
+        echo "about $(num_packages) packages, 0.9 GB to fetch, 4.5 GB on disk with the cache of uv"
     else
         echo "about $(num_packages) packages and Paddle for $DEVICE, up to several GB to fetch, about 8 GB on disk"
     fi

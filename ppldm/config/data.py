@@ -18,6 +18,7 @@ _validation = partial(option, section="validation")
 # Stable Cascade's ratios of width to height, each with its reciprocal.
 _RATIOS = ("1/1", "1/2", "1/3", "2/3", "3/4", "1/5", "2/5", "3/5", "4/5", "1/6", "5/6", "9/16")
 VALIDATION = Needs("--validation_file_list", lambda given: given.validation_file_list is not None)
+_TEXTS = Needs("--text_embeddings cached", lambda given: given.text_embeddings != "off")
 _BUCKETS = Needs("--buckets", lambda given: given.buckets != "off")
 _MADE_BUCKETS = Needs("--buckets ratios or --buckets steps", lambda given: given.buckets in ("ratios", "steps"))
 _bucket = partial(_data, needs=_BUCKETS)
@@ -124,12 +125,7 @@ class RowOptions:
     text_embeddings: str = _data("off", choices=("off", "cached"), part_of=True)
     """Train on embeddings of captions that `ppldm precompute --text-encoder` made; for a text encoder that is not
     trained (docs/latents.md). They lie where latents do."""
-    text_embeddings_dtype: str = _data(
-        "float16",
-        choices=LATENTS_DTYPES,
-        needs=Needs("--text_embeddings cached", lambda given: given.text_embeddings != "off"),
-        part_of="text_embeddings",
-    )
+    text_embeddings_dtype: str = _data("float16", choices=LATENTS_DTYPES, needs=_TEXTS, part_of="text_embeddings")
     "How text embeddings are kept in their cache."
     max_skipped: Annotated[int, FROM_0, "rows"] = _picture(100)
     "Stop after this many unusable rows one after another; 0 stops at the first."

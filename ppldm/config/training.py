@@ -49,6 +49,10 @@ _length = partial(option, part_of="max_steps")
 _logging = partial(option, section="logging")
 _validation = partial(option, section="validation")
 
+_NO_TOTAL = Needs("--global_batch_size", lambda given: given.global_batch_size is None, beside=True)
+_NO_LENGTH = Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True)
+_NO_WARMUP = Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True)
+_COSINE = Needs("--lr_scheduler_type cosine or cosine_with_restarts", lambda one: "cosine" in one.lr_scheduler_type)
 _MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
 _POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
 _PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, "image_logging_steps", 1) > 0)
@@ -74,11 +78,7 @@ class TrainingOptions:
     "Decides initial weights, order, crops, timesteps and noise: the same seed, the same run."
     per_device_train_batch_size: Samples = _batch(8, also=("train_batch_size",), loop_default=6)
     "Samples that a device takes at a time."
-    gradient_accumulation_steps: Annotated[int, ABOVE_0, "batches"] = _batch(
-        1,
-        loop_default=10,
-        needs=Needs("--global_batch_size", lambda given: given.global_batch_size is None, beside=True),
-    )
+    gradient_accumulation_steps: Annotated[int, ABOVE_0, "batches"] = _batch(1, loop_default=10, needs=_NO_TOTAL)
     "Batches a device takes for one update, whose gradients are averaged."
     global_batch_size: Samples | None = _batch(None)
     "Samples of an update over all devices, from which --gradient_accumulation_steps is worked out."
@@ -88,9 +88,7 @@ class TrainingOptions:
         None, "Budget in samples in place of --max_steps, rounded up to whole updates.", also=("num_examples_to_see",)
     )
     num_train_epochs: Annotated[float, Bounds(above=0, most=10**9), "epochs"] = _length(
-        1.0,
-        loop_default=100.0,
-        needs=Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True),
+        1.0, loop_default=100.0, needs=_NO_LENGTH
     )
     "Passes over the rows, where neither --max_steps nor --max_samples is given."
     max_skipped_updates: Updates = _run(3)
@@ -114,17 +112,9 @@ class TrainingOptions:
     "Learning rate schedule, in updates."
     warmup_steps: UpdatesOr0 = _optimizer(0, also=("lr_warmup_steps",))
     "Updates over which the learning rate rises from 0."
-    warmup_ratio: Share = _optimizer(
-        0.0, needs=Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True)
-    )
+    warmup_ratio: Share = _optimizer(0.0, needs=_NO_WARMUP)
     "The same as a share of all updates, where --warmup_steps is 0."
-    num_cycles: Positive = _optimizer(
-        0.5,
-        needs=Needs(
-            "--lr_scheduler_type cosine or cosine_with_restarts",
-            lambda given: given.lr_scheduler_type.startswith("cosine"),
-        ),
-    )
+    num_cycles: Positive = _optimizer(0.5, needs=_COSINE)
     "cosine: waves, of which a half falls to 0 once; cosine_with_restarts: falls, at least 1."
     lr_end: NotNegative = _optimizer(1e-7, "polynomial: learning rate of the last update.", needs=_POLYNOMIAL)
     power: Positive = _optimizer(1.0, "polynomial: exponent; 1 is a straight line.", needs=_POLYNOMIAL)

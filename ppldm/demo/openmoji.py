@@ -142,9 +142,7 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
     for name in ("prompts.txt", "autoencoder.filelist.list"):  # only the quickstart subset has them
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / "unseen", ignore_errors=True)
-    without = catalog.num_without_drawing, catalog.num_without_name
-    told = "%d pictures of %d; %d emoji have no drawing, %d drawings have no name"
-    get_logger().info(told, len(drawings), len(catalog.drawings), *without)
+    get_logger().info("%d pictures of the %d of OpenMoji that have a name", len(drawings), len(catalog.drawings))
     _draw_and_convert(drawings, out, "demo", size)
     captions = [drawing.caption for drawing in drawings]
     seen = count_words(captions)

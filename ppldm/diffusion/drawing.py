@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 
 from ..utils.errors import ConfigError, ModelError
+from ..utils.text import did_you_mean
 from .process import TIMESTEP_SPACINGS, Process
 
 FLOW_EULER = "flow-euler"
@@ -77,7 +78,7 @@ class Drawing:
         ):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value in known):
-                raise ConfigError(f"--{name} {value} is not one of {', '.join(known)}")
+                raise ConfigError(f"--{name} {value} is not known; {did_you_mean(str(value), known)}")
         if not self.strength or (steps and self.skipped_steps() == steps):
             raise ConfigError(
                 f"--strength {self.strength:g} of {steps or 'any number of'} steps leaves none to take; raise either"

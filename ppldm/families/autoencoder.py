@@ -25,6 +25,7 @@ _MEASURED_AT_A_TIME = 16
 
 _model = partial(option, section="model")
 _loss = partial(option, section="model", identity=True)
+_NEW_VAE = Needs("--vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path, True)
 _PERCEPTUAL = Needs("--perceptual_weight above 0", lambda given: given.perceptual_weight > 0)
 _ADVERSARIAL = Needs("--adversarial_weight above 0", lambda given: given.adversarial_weight > 0)
 
@@ -95,12 +96,8 @@ class AutoencoderConfig(ReconstructionSettings):
     family: ClassVar[str] = "autoencoder"
     network: ClassVar[str] = "vae"
 
-    vae_config_file: str = _model(
-        "vae_tiny",
-        "Config of an AutoencoderKL, built from scratch: a JSON file, or a name. Not beside --vae_name_or_path.",
-        kind="network",
-        needs=Needs("--vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path, True),
-    )
+    vae_config_file: str = _model("vae_tiny", kind="network", needs=_NEW_VAE)
+    "Config of an AutoencoderKL, built from scratch: a JSON file, or a name. Not beside --vae_name_or_path."
     vae_name_or_path: str | None = _model(None, kind="model")
     "Autoencoder to start from: a folder, a .ckpt, or a name."
     train_decoder_only: bool = _loss(False)

@@ -19,6 +19,13 @@ _loss = partial(option, section="model", identity=True)
 _optimizer = partial(option, section="optimizer")
 _drawn = partial(option, section="validation")
 _LOGIT_NORMAL = Needs("--timestep_sampling logit_normal", lambda given: given.timestep_sampling == "logit_normal")
+_MIN_SNR = Needs("--loss_weighting min_snr", lambda given: given.loss_weighting in (None, "min_snr"))
+_ADAPTERS = Needs("--lora_rank or --train_tokens", lambda given: given.trains_adapters)
+_SIZES = Needs("--size_conditioning", lambda given: given.size_conditioning)
+_ONE_DECAY = Needs(
+    "--use_ema without --ema_start_iters, --ema_iters and --ema_beta, which have a decay of their own",
+    lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None,
+)
 _P2 = Needs("--loss_weighting p2", lambda given: given.loss_weighting == "p2")
 _POSTHOC = Needs("--ema_posthoc", lambda given: given.ema_posthoc is not None)
 _NEEDS_LORA = Needs("--lora_rank", lambda given: given.lora_rank is not None)
@@ -95,11 +102,8 @@ class ObjectiveSettings:
     "Strength of a second noise in what the UNet sees but does not predict (0.1 recommended)."
     loss_weighting: str | None = _loss(None, choices=("none", "min_snr", "p2", "adaptive"))
     "How much each noise level counts; adaptive learns it (default: min_snr with --snr_gamma, else none)."
-    snr_gamma: Positive | None = _loss(
-        None,
-        "Min-SNR loss weighting with this gamma (5.0 recommended, and the default with --loss_weighting min_snr).",
-        needs=Needs("--loss_weighting min_snr", lambda given: given.loss_weighting in (None, "min_snr")),
-    )
+    snr_gamma: Positive | None = _loss(None, needs=_MIN_SNR)
+    "Min-SNR loss weighting with this gamma (5.0 recommended, and the default with --loss_weighting min_snr)."
     p2_gamma: NotNegative = _loss(1.0, "Exponent of the P2 weights (k + SNR)^-gamma.", needs=_P2)
     p2_k: Positive = _loss(1.0, "The k of the P2 weights.", needs=_P2)
 
@@ -164,15 +168,7 @@ class AverageSettings:
 
     use_ema: bool = _optimizer(False, part_of="ema")
     "Keep an exponential moving average of the weights; pictures are drawn with it."
-    ema_decay: Share = _optimizer(
-        0.9999,
-        "Decay of the average; reached gradually.",
-        needs=Needs(
-            "--use_ema without --ema_start_iters, --ema_iters and --ema_beta, which have a decay of their own",
-            lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None,
-        ),
-        part_of="ema",
-    )
+    ema_decay: Share = _optimizer(0.9999, "Decay of the average; reached gradually.", needs=_ONE_DECAY, part_of="ema")
     ema_start_iters: int | None = _optimizer(None, unit="updates", part_of="ema")
     "With one of the ema_ flags below: copy the weights up to this update (default: 5000)."
     ema_iters: Updates | None = _optimizer(None, part_of="ema")
@@ -215,12 +211,8 @@ class AdapterSettings:
     train_tokens: list[str] = _loss([])
     """Train the embeddings of these tokens: a new one in <> or [], such as <fido>=^dog, which starts as the mean of the
     tokens that the regular expression matches; or an expression for known ones, such as ^dog."""
-    export_merged: bool = option(
-        False,
-        "Beside the adapters, export the whole model with them merged in.",
-        section="run",
-        needs=Needs("--lora_rank or --train_tokens", lambda given: given.trains_adapters),
-    )
+    export_merged: bool = option(False, section="run", needs=_ADAPTERS)
+    "Beside the adapters, export the whole model with them merged in."
 
     @property
     def trains_adapters(self) -> bool:
@@ -376,11 +368,8 @@ class UNetSettings(TextToImageSettings):
     size_conditioning: bool = _loss(False)
     """Tell the UNet each picture's own size, where its crop lies and the size trained at, as SDXL's is told; a new UNet
     gets layers for it, which are saved with the model (docs/data.md)."""
-    size_conditioning_drop: Share = _loss(
-        0.0,
-        "Of this share of the samples it is told six zeros: sizes unknown.",
-        needs=Needs("--size_conditioning", lambda given: given.size_conditioning),
-    )
+    size_conditioning_drop: Share = _loss(0.0, needs=_SIZES)
+    "Of this share of the samples it is told six zeros: sizes unknown."
     unet_learning_rate: Positive | None = learning_rate_of("the UNet")
 
 

@@ -28,7 +28,7 @@ CLASSES = {
     "clip": "ppdiffusers.transformers.clip.configuration.CLIPTextConfig",
     "cascade_prior": "ppldm.networks.cascade.unet.CascadeUNet",
     "cascade_decoder": "ppldm.networks.cascade.unet.CascadeUNet",
-    "effnet": "ppldm.networks.cascade.effnet.EffNetEncoder",
+    "effnet": "ppldm.networks.cascade.control.EffNetEncoder",
     "vqgan": "ppdiffusers.pipelines.wuerstchen.modeling_paella_vq_model.PaellaVQModel",
     "image_encoder": "ppdiffusers.transformers.clip.configuration.CLIPVisionConfig",
     "cascade_controlnet": "ppldm.networks.cascade.control.CascadeControlNet",

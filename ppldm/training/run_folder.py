@@ -15,6 +15,7 @@ stopped goes on with the same bits.
 
 import shutil
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import IntFlag
 from pathlib import Path
@@ -22,14 +23,8 @@ from typing import Any
 
 from ..config.training import TrainingOptions
 from ..utils.checksums import checksum_json
-from ..utils.errors import ConfigError
-from ..utils.files import (
-    lock_folder,
-    make_output_dir,
-    read_json,
-    remove_leftovers,
-    write_json,
-)
+from ..utils.errors import ConfigError, Interrupted, PpldmError
+from ..utils.files import lock_folder, make_output_dir, read_json, remove_leftovers, write_json
 from ..utils.log import get_logger
 from ..utils.processes.ranks import SIGNS_DIR, World, barrier, leave_signs, waiting
 from ..utils.variables import all_variables
@@ -185,6 +180,22 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict, store
             store.bring(chosen[0].name)
     leave_signs(folder)
     return chosen[0]
+
+
+@contextmanager
+def refusals_undone(arguments: TrainingOptions):
+    """A run that the block refuses leaves no folder where there was none, and the record of the start before it."""
+    folder = Path(arguments.output_dir)
+    was_there, last = folder.exists(), read_start(folder)
+    try:
+        yield
+    except PpldmError as error:
+        if World.detect().is_main and not isinstance(error, Interrupted):
+            if not was_there:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif last and not arguments.overwrite_output_dir:
+                write_start(folder, last)
+        raise
 
 
 def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store) -> None:

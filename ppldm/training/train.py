@@ -42,14 +42,16 @@ from .optimizer import autocast, gradient_shares, master_weights, norm_of, squar
 from .prepare import prepare
 from .report import IntervalMetrics, Reporter, Update
 from .run import TrainingRun
-from .run_folder import CONTROL_DIR, NOTHING, PROMPTS_FILE, STATUS_FILE, Order
+from .run_folder import CONTROL_DIR, NOTHING, PROMPTS_FILE, STATUS_FILE, Order, refusals_undone
 
 
 def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
     """Train by a recipe, and by `loop`: `run_loop`, or `trainer.run_trainer`. Raises PpldmError."""
     if World.detect().is_main:
         look_quickly(recipe.training)
-    loop(prepare(recipe.model, recipe.data, recipe.training))
+    with refusals_undone(recipe.training):
+        run = prepare(recipe.model, recipe.data, recipe.training)
+    loop(run)
 
 
 def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:

@@ -90,7 +90,7 @@ def describe(stages: list[Stage], folder: Path) -> str:
     lines = [line for one in stages[:begun] for line in (f"# {one.title}: done before", f"# {shlex.join(one.command)}")]
     if begun < len(stages) and (record := records[stages[begun].name]) and record.command != stages[begun].identity:
         why = _why_anew(stages[begun])
-        lines.append(f"# {why}: all of this is made anew, and what was made is kept in {folder / BEFORE}")
+        lines.append(f"# {why}: all of this is made anew, and what was made is kept in {_place_aside(folder)}")
         records[stages[begun].name] = None
     records |= dict.fromkeys((one.name for one in stages[begun + 1 :]), None)
     for number, stage in enumerate(stages[begun:], start=begun):
@@ -242,10 +242,15 @@ def _begin(folder: Path, later: list[Stage], records: dict) -> None:
             _write(folder, one, records[one.name])
 
 
-def _set_aside(folder: Path, stages: list[Stage]) -> Path:
-    """Move what these stages have made to the first of .before, .before-2 … that is not there, which is returned."""
+def _place_aside(folder: Path) -> Path:
+    """The first of .before, .before-2 … that is not there."""
     names = (BEFORE if number == 1 else f"{BEFORE}-{number}" for number in count(1))
-    before = next(folder / name for name in names if not (folder / name).exists())
+    return next(folder / name for name in names if not (folder / name).exists())
+
+
+def _set_aside(folder: Path, stages: list[Stage]) -> Path:
+    """Move what these stages have made to a place of their own, which is returned."""
+    before = _place_aside(folder)
     before.mkdir()
     for stage in stages:
         if (folder / stage.name).exists():

@@ -115,7 +115,8 @@ def runs_in(place) -> list[Path]:
     folder = local_path(place)
     if found := find_runs(folder):
         return found
-    raise ConfigError(f"{folder} is not a run's folder, nor holds one (no {RUN_FILE}); name a training's --output_dir")
+    what = f"is not a run's folder, nor holds one (no {RUN_FILE})" if folder.exists() else "is not there"
+    raise ConfigError(f"{folder} {what}; name a training's --output_dir")
 
 
 def one_run(place) -> Path:

@@ -98,7 +98,7 @@ class ModelSource:
         found = next((folder for folder in own if is_tokenizer(folder)), None)
         if found or self.form != FILE or self.path.suffix not in _TORCH_SUFFIXES:
             return found
-        from ..config.clip_vocabulary import vocabulary_folder
+        from ..config.network_files import vocabulary_folder
         from .layouts.single_file import has_clip, is_open_clip
 
         names = read_names(self.path)

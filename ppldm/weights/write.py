@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..config.clip_vocabulary import mends_text, write_mends
+from ..config.network_files import mends_text, write_mends
 from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes

@@ -58,7 +58,7 @@ def changed(before: dict, after: dict) -> set[str]:
 
 def test_what_was_found_is_said_and_its_recipes_can_be_trained(pictures, out):
     made, lines = plan(pictures, out, steps=40, train_autoencoder=True)
-    assert "10 pictures with captions from the pictures' names:" in lines[0]
+    assert "10 pictures with captions from the pictures' names (few: 20 or more teach more):" in lines[0]
     assert [line.strip() for line in lines[1:4]] == [
         f"a_{colour}_wall_{number}.jpg: a {colour} wall" for colour, number in (("black", 4), ("blue", 7), ("red", 0))
     ]

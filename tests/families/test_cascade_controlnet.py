@@ -15,7 +15,7 @@ from ppldm.data.inputs import Control
 from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw
 from ppldm.families.base import check_family, get_family
-from ppldm.networks.cascade.effnet import _Block
+from ppldm.networks.cascade.control import _Block
 from ppldm.training.commands.dry_run import reckon
 from ppldm.training.commands.train import read_recipe
 from ppldm.utils.errors import ConfigError, ModelError

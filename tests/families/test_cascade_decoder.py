@@ -10,7 +10,7 @@ from overfit import learn, with_new_noise
 
 from ppldm.data.inputs import Normals, Pyramid, Uniform
 from ppldm.families.base import check_family, get_family
-from ppldm.networks.cascade.effnet import EffNetEncoder
+from ppldm.networks.cascade.control import EffNetEncoder
 from ppldm.networks.cascade.stages import _shrink
 from ppldm.training.commands.dry_run import reckon
 from ppldm.training.commands.train import read_recipe

@@ -381,7 +381,14 @@ def test_without_a_folder_other_pictures_go_beside(tiny, pipeline, tmp_path, mon
              "--prompt", prompt])  # fmt: skip
         picture = Path(folder, "000-00.png")
         assert before.setdefault(folder, picture.stat().st_mtime_ns) == picture.stat().st_mtime_ns
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*cases, "further"]
+    sheet = Path("drawn/grid.png").read_bytes()
+    words = ["generate", "--model", str(pipeline), "--num-samples", "1", "--num-inference-steps", "1", "--prompt"]
+    run([*words, "picture 1", "picture 3"])  # more than lies there
+    assert Path("drawn/grid.png").read_bytes() != sheet
+    sheet = Path("drawn/grid.png").read_bytes()
+    run([*words, "picture 1"])  # fewer: the sheet of both stays
+    assert Path("drawn/grid.png").read_bytes() == sheet
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*cases, "drawn-5", "further"]
 
 
 @pytest.mark.parametrize("command", ["generate", "export", "plot-loss"])

@@ -98,7 +98,7 @@ def test_the_command(straight, capsys):
     for words in ([], ["--step", "1", "--bisect", "x"], ["--bisect", "x", "--row", "1"]):
         with pytest.raises(ConfigError):
             run_command(["replay", str(straight), *words])
-    with pytest.raises(ConfigError, match="is not a run's folder, nor holds one"):
+    with pytest.raises(ConfigError, match="is not there; name a training's --output_dir"):
         run_command(["replay", str(straight / "nowhere"), "--step", "1"])
 
 

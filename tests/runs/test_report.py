@@ -256,7 +256,7 @@ def test_what_cannot_be_reported(runs, results, tmp_path):
         report()
     with pytest.raises(ConfigError, match="only the curve of --sweep"):
         report(runs, results, str(tmp_path / "x.png"))
-    with pytest.raises(ConfigError, match="is not a run's folder, nor holds one"):
+    with pytest.raises(ConfigError, match="is not there; name a training's --output_dir"):
         report([str(tmp_path / "missing")])
     with pytest.raises(DataError, match="not drawn"):
         read_sweep([page.Path(make_result(tmp_path / "folder.json", None, 3))])

@@ -8,6 +8,7 @@ import signal
 import pytest
 from command_line import parse_arguments
 
+from ppldm.training.commands.train import read_recipe
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
 from ppldm.training.report import Reporter
@@ -22,8 +23,8 @@ from ppldm.training.run_folder import (
     read_start,
     write_start,
 )
-from ppldm.training.train import run_loop
-from ppldm.utils.errors import Interrupted, Preempted
+from ppldm.training.train import run_loop, train_recipe
+from ppldm.utils.errors import CheckpointError, ConfigError, Interrupted, Preempted
 
 SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "AWS_BATCH_JOB_ID", "SGE_O_HOST", "PPLDM_JOB_ID")
 
@@ -187,3 +188,17 @@ def test_a_removal_that_was_interrupted_is_finished(tiny, tmp_path, monkeypatch,
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert train(flags).start_step == 0
     assert not (tmp_path / "run" / "checkpoint-2").exists()
+
+
+def test_a_refused_start_leaves_no_trace(tiny, tmp_path):
+    train(tiny.flags(tmp_path / "run", max_steps=1))
+    before = (tmp_path / "run/start.json").read_text()
+    assert read_start(tmp_path / "run").finished
+    for folder, kind, changes in (
+        ("run", CheckpointError, {"seed": 99}),
+        ("new", ConfigError, {"tokenizer_name": "x"}),
+    ):
+        with pytest.raises(kind):
+            train_recipe(read_recipe(tiny.flags(tmp_path / folder, max_steps=1, **changes), True, None), run_loop)
+    assert (tmp_path / "run/start.json").read_text() == before
+    assert not (tmp_path / "new").exists()

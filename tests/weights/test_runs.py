@@ -87,7 +87,11 @@ def test_nothing_there_yet_is_said(tmp_path):
     run = make_run(tmp_path / "run")
     with pytest.raises(ModelError, match="run has no model yet; a checkpoint comes every --save_steps"):
         model_in(run)
+    empty = tmp_path / "empty"
+    empty.mkdir()
     with pytest.raises(ConfigError, match="nor holds one .no run.json.; name a training's --output_dir"):
+        runs_in(empty)
+    with pytest.raises(ConfigError, match="elsewhere is not there; name a training's --output_dir"):
         runs_in(tmp_path / "elsewhere")
 
 

@@ -12,7 +12,7 @@ from single_files import small_stable_diffusion
 from small_weights import small_weights
 
 import ppldm
-from ppldm.config.clip_vocabulary import vocabulary_folder
+from ppldm.config.network_files import vocabulary_folder
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab, load_tokenizer
 from ppldm.utils.errors import ConfigError, ModelError, PpldmError
 from ppldm.weights.formats.files import read_arrays, read_component_arrays, weight_files, write_safetensors

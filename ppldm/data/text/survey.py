@@ -68,8 +68,8 @@ class Survey:
     def describe(self) -> list[str]:
         """Lines that say where captions are from, with three of them."""
         where = WAYS[self.way].format(table=self.table and self.table.name)
-        names = [path.relative_to(self.folder) for path in self.captions]
-        shown = spread([*zip(names, self.captions.values(), strict=True)], 3)
+        where += " (few: 20 or more teach more)" * (len(self.captions) < 20)
+        shown = spread([(path.relative_to(self.folder), caption) for path, caption in self.captions.items()], 3)
         lines = [f"{count_of(len(self.captions), 'picture')} with captions from {where}:"]
         lines += [f"  {name}: {caption[:100]}" for name, caption in shown]
         if self.without:
@@ -128,12 +128,14 @@ def survey(folder, flag: str = "--pictures") -> Survey:
     if 2 * len(bad) > len(sides):
         raise DataError(f"{flag} {folder}: {bad[0].name} and {len(bad) - 1} more of {len(sides)} pictures cannot be "
                         "read; save them again as JPEG or PNG")  # fmt: skip
+    described: set[Path] = set()
     for way, table, captions, files in _ways(folder, pictures):
+        described |= captions.keys()
         if 2 * len(captions) >= len(pictures):
             without = tuple(path for path in pictures if path not in captions)
             found = {path: captions[path] for path in pictures if path in captions}
             return Survey(folder, way, table, found, (*pictures, *files), without, tuple(map(min, sides)))
-    example = pictures[0].relative_to(folder)
+    example = next(path for path in pictures if path not in described).relative_to(folder)
     remedy = f"write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
     if tables := _tables(folder):
         remedy = (

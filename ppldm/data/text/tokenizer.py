@@ -25,9 +25,8 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import BertProcessing, RobertaProcessing
 
-from ...config.clip_vocabulary import MENDS, START, mends_text, write_mends
-from ...config.clip_vocabulary import TOKENIZER_CONFIG as _CONFIG
-from ...config.network_files import CLIP_PADDING, END
+from ...config.network_files import CLIP_PADDING, END, MENDS, START, mends_text, write_mends
+from ...config.network_files import TOKENIZER_CONFIG as _CONFIG
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
 from ...utils.files import is_table, make_output_dir, read_json_object, read_small, write_json, write_text
@@ -223,7 +222,7 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
         if name in KNOWN_NAMES:
             return CaptionTokenizer(*_fetch(name, max_length, is_offline(offline)))
         if name in CLIP_PADDING:
-            from ...config.clip_vocabulary import vocabulary_folder
+            from ...config.network_files import vocabulary_folder
 
             path = vocabulary_folder(name)
     if (path / "merges.txt").is_file():

@@ -39,6 +39,7 @@ _WEBUI_SAMPLERS = {
     "dpm-solver++-sde": "DPM++ 2M SDE",
     "unipc": "UniPC",
 }
+_PICTURES = "*-[0-9][0-9].png"
 FOLDER = "drawn"  # where pictures go if no folder is named
 SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
 SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
@@ -120,14 +121,14 @@ def check_folder(plan: Plan, out: str) -> Path:
 
 
 def free_folder(plan: Plan, records: dict[Job, dict]) -> Path:
-    """The first of drawn, drawn-2, drawn-3 … where the plan replaces no other picture."""
+    """The first of drawn, drawn-2, drawn-3 … that holds no other pictures than some of the plan's."""
     files = {plan.file(*job): record for job, record in records.items()}
-    folders = (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))
-    return next(
-        one
-        for one in folders
-        if all(_is_drawn(one / name, said, False) for name, said in files.items() if (one / name).exists())
-    )
+
+    def is_free(folder: Path) -> bool:
+        found = [path.relative_to(folder).as_posix() for path in folder.rglob(_PICTURES)]
+        return all(name in files and _is_drawn(folder / name, files[name], False) for name in found)
+
+    return next(filter(is_free, (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))))
 
 
 def _is_drawn(path: Path, record: dict, whole: bool = True) -> bool:
@@ -228,7 +229,7 @@ def write_summary(plan: Plan, records: dict[Job, dict], out: Path, columns: int)
     written = _write_grids(plan, out) if plan.labelled else _write_prompt_sheets(plan, out, columns)
     known = {out / plan.file(*job) for job in records}
     folders = {path.parent for path in known}
-    if others := [path for folder in folders for path in folder.glob("*-[0-9][0-9].png") if path not in known]:
+    if others := [path for folder in folders for path in folder.glob(_PICTURES) if path not in known]:
         get_logger().warning("%d pictures of other commands are in %s too, and not in pictures.jsonl", len(others), out)
     get_logger().info("%s and %s in %s", count_of(len(lines), "picture"), written, out)
 

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from ...config.network_files import KNOWN_MODELS
-from ...config.option import options
+from ...config.option import identity_of, options
 from ...config.recipe import Recipe
 from ...config.training import TrainingOptions
-from ...data.filelist import Source
+from ...data.filelist import Source, take_fingerprint
 from ...data.formats.index import IndexSummary
 from ...data.formats.open import build_indexes, find_summary
 from ...data.inputs import Tokens
@@ -24,13 +26,7 @@ from ...families.base import get_family
 from ...families.ldm_build import tokenizer_source
 from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
-from ...utils.machine import devices
-from ...utils.machine.resources import (
-    available_memory_bytes,
-    count_usable_cores,
-    process_memory_bytes,
-    usable_memory_bytes,
-)
+from ...utils.machine import devices, resources
 from ...utils.processes.ranks import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
@@ -39,8 +35,11 @@ from ...weights.fetch import packaged_or
 from ...weights.folders import one_run
 from .. import rows
 from ..averages.snapshots import DEFAULT_NUMBER
+from ..checkpoint import find_checkpoint, read_manifest
 from ..metrics import METRICS_FILE, read_metrics
-from ..optimizer import is_mixed
+from ..optimizer import is_mixed, precision_name
+from ..prepare import without_secrets
+from ..resume import compare_data, differences
 from ..run_folder import check_output
 from .machine import Finding, examine, judged, look_at_disk
 
@@ -54,23 +53,26 @@ _INDEXED_BYTES = 1 << 30  # of parts without an index, for which it is made here
 _INDEX_BYTES_A_SECOND = 5e7
 _MANY_EPOCHS = 1000
 _ENDLESS = 10**9  # updates, of presets that are to be stopped by hand
+_ACCEPT = "resume with the same, add --accept_changes %s, or give another --output_dir"
 _MANY_BAD = 0.01  # share of the rows looked at
 
 
 def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
     """`found`, and what else there is; `facts` take in the memory by purpose and the forecast."""
     found = found + examine("device", _look_at_device, recipe)
-    found += examine("output", _look_at_output, recipe)
+    resumed: list[tuple[Path, dict]] = []
+    found += examine("output", _look_at_output, recipe, given.num_devices, resumed)
     access = examine("access", _look_at_access, recipe)
     found += access
     found += examine("memory", _look_at_memory, recipe, given, facts)
-    seen, steps = _look_at_data(recipe, given.num_devices, any(one.status == "error" for one in access))
+    seen, steps = _look_at_data(recipe, given.num_devices, any(one.status == "error" for one in access), resumed)
     found += seen
     would_run = all(one.status != "error" for one in found)
     if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
         found = [replace(one, status="error") if one in access and one.status == "warning" else one for one in found]
         would_run = all(one.status != "error" for one in found)
-    found = found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run)
+    done = resumed[0][1]["global_step"] if resumed else 0
+    found = found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run, done)
     # An error that was met before, as that of a model that is not there by all who look into it, is said once.
     said = [one.text if one.status == "error" else None for one in found]
     return [one for place, one in enumerate(found) if said[place] is None or said[place] not in said[:place]]
@@ -81,17 +83,27 @@ def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
     devices.check_precision(recipe.training.bf16, recipe.training.fp16, devices.current_device())
     half = "bf16" if recipe.training.bf16 else "fp16" if recipe.training.fp16 else ""
     fix = f"give --{half} False, or use a device that has it" if half and not is_mixed(recipe.training) else ""
-    yield judged(
-        "device",
-        f"{devices.device_name()}" + (", which has no half precision: it computes in float32" if fix else ""),
-        warning=fix,
-    )
+    yield judged("device", f"{devices.device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
 
 
-def _look_at_output(recipe: Recipe) -> Iterator[Finding]:
-    folder = Path(recipe.training.output_dir)
-    check_output(recipe.training, folder)
-    yield judged("output", f"{folder} {'goes on' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
+def _look_at_output(recipe: Recipe, num_devices: int, resumed: list[tuple[Path, dict]]) -> Iterator[Finding]:
+    """What the run would go on from, and whether its settings let it; `resumed` takes in checkpoint and manifest."""
+    arguments = recipe.training
+    folder = Path(arguments.output_dir)
+    check_output(arguments, folder)
+    checkpoint = None if arguments.overwrite_output_dir else find_checkpoint(folder, arguments.resume_from_checkpoint)
+    if checkpoint is None:
+        yield judged("output", f"{folder} {'begins anew' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
+        return
+    resumed.append((checkpoint, read_manifest(checkpoint)))
+    then, groups = resumed[0][1]["identity"], (recipe.data, arguments, recipe.model)
+    now = {"seed": arguments.seed, "global_batch_size": arguments.samples_of_update(num_devices)}
+    now |= {"precision": precision_name(arguments)} | without_secrets(identity_of(*groups), arguments.written, *groups)
+    changed = {key: differences(key, then.get(key, value), value) for key, value in now.items()}
+    changed = {key: found for key, found in changed.items() if found and key not in arguments.accept_changes}
+    said = "; ".join(f"{what} {was}, this run has {now}" for found in changed.values() for what, was, now in found)
+    what = f"was trained with {said}" if said else "is what the run goes on from"
+    yield judged("output", f"{checkpoint} {what}", error=_ACCEPT % " ".join(changed) if changed else "")
 
 
 def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
@@ -134,13 +146,13 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
     from .. import prepare  # noqa: F401 (what a run loads is part of its memory)
     from .memory import estimate, loader_bytes
 
-    memory, anonymous = estimate(recipe, given.num_devices), process_memory_bytes("RssAnon")
+    memory, anonymous = estimate(recipe, given.num_devices), resources.process_memory_bytes("RssAnon")
     facts["memory"] = memory.by_purpose
     facts["checkpoint_bytes"], facts["bytes_on_disk"] = memory.on_disk.get("checkpoint"), memory.on_disk
     facts["operations_an_update"] = memory.operations * recipe.training.accumulation_for(given.num_devices)
     facts["loader_bytes"] = loader_bytes(memory, recipe.training.dataloader_num_workers, anonymous)
     yield from _look_at_loaders(recipe.training.dataloader_num_workers, given.devices_here, memory, anonymous, facts)
-    there = usable_memory_bytes()
+    there = resources.usable_memory_bytes()
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in memory.by_purpose.items() if size >= 5e6)
     text = f"about {memory.total / 1e9:.2f} GB at the peak ({parts})"
     text += f", without the activations of {', '.join(memory.unknown)}" if memory.unknown else ""
@@ -158,7 +170,7 @@ def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:
 
 def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int, facts: dict) -> Iterator[Finding]:
     """Is the memory that loaders and the processes that train need together free?"""
-    free = available_memory_bytes()
+    free = resources.available_memory_bytes()
     if not num_loaders or free is None:
         return
     on_host = memory.total if "process" in memory.by_purpose else anonymous
@@ -170,7 +182,7 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
     yield judged("loaders' memory", text, warning=fix if short else "")
 
 
-def _look_at_data(recipe: Recipe, num_devices: int, no_access: bool) -> tuple[list[Finding], int]:
+def _look_at_data(recipe: Recipe, num_devices: int, no_access: bool, resumed: list) -> tuple[list[Finding], int]:
     """(what is found, updates of the run)."""
     sources, selected = [], []
     found = examine("parts", look_at_parts, recipe, sources)
@@ -182,6 +194,10 @@ def _look_at_data(recipe: Recipe, num_devices: int, no_access: bool) -> tuple[li
     def select() -> Iterator[Finding]:
         selected.append(rows.select_training_rows(sources, recipe.data, recipe.training, World()))
         yield from look_at_rows(recipe, selected[0], num_devices)
+        prints = take_fingerprint(sources, np.diff(selected[0].starts).tolist(), selected[0].contents)
+        other = compare_data(resumed[0][0], resumed[0][1], prints) if resumed else None
+        if other and "data" not in recipe.training.accept_changes:
+            yield Finding("data", "error", f"{resumed[0][0]} was trained on other data: {other}", _ACCEPT % "data")
 
     found += examine("rows", select)
     if not selected:
@@ -208,13 +224,13 @@ def look_at_parts(recipe: Recipe, sources: list[Source]) -> Iterator[Finding]:
         text = f"{stale[0]}.idx, {len(stale)} in all, cannot be used: stale, damaged or of another format"
         yield Finding("indexes", "warning", text, "ppldm index, or the run makes them again")
     elif num_bytes > _INDEXED_BYTES:
-        minutes = num_bytes / _INDEX_BYTES_A_SECOND / count_usable_cores() / 60
+        minutes = num_bytes / _INDEX_BYTES_A_SECOND / resources.count_usable_cores() / 60
         text = f"{len(missing)} of {count_of(len(paths), 'part')} have no index, "
         text += f"which takes about {minutes:.0f} minutes here"
         yield Finding("indexes", "warning", text, "ppldm index, once, before the run")
     if num_bytes <= _INDEXED_BYTES:
         for source in sources:
-            build_indexes(source.parts, source, count_usable_cores())
+            build_indexes(source.parts, source, resources.count_usable_cores())
     yield judged("parts", f"{count_of(len(paths), 'part')} in {count_of(len(sources), 'list')}")
 
 
@@ -287,8 +303,12 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
     yield judged("tokenizer", f"{source}: {tokenizer.vocab_size:,} words, captions of {max_length} tokens")
 
 
-def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool) -> Iterator[Finding]:
-    """would_run: whether nothing was found that would stop the run."""
+def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool, done: int) -> Iterator[Finding]:
+    """would_run: whether nothing was found that would stop the run. done: updates of the checkpoint that it goes on
+    from."""
+    if done >= max_steps > 0:
+        yield judged("forecast", f"nothing is left to do: the checkpoint has {count_of(done, 'update')}")
+        return
     is_cpu = devices.current_kind().is_cpu
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
     more = other_bytes(recipe.model, facts.get("bytes_on_disk", {}), max(1, max_steps))
@@ -306,11 +326,11 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: b
         may_time = is_cpu and would_run and given.timing
         seconds, words = _time(recipe, given, facts) if may_time else (None, "")
         if seconds is None:
-            least = least_hours(operations * given.devices_here, max_steps) if operations else 0.0
+            least = least_hours(operations * given.devices_here, max_steps - done) if operations else 0.0
             yield from tell(None, least, is_cpu, words)
             return
     facts["forecast"] = forecast(
-        seconds, max_steps, (size or 0) * count + more, given.num_devices, given.price_per_hour
+        seconds, max_steps - done, (size or 0) * count + more, given.num_devices, given.price_per_hour
     )
     yield from tell(facts["forecast"], is_cpu=is_cpu, how=words)
 

@@ -53,8 +53,8 @@ def prepare_cpu(threads: int | None = None) -> None:
     variables.set_for_libraries(chosen)
     if int(variables.read("PADDLE_TRAINER_ID", "0")) == 0:
         settings = " ".join(f"{name}={value}" for name, value in chosen.items()) or "nothing to set"
-        settings += "; memory is kept for the next tensors" if keeps else ""
-        get_logger().info("%d cores, local processes: %d; %s", num_cores, num_local_ranks, settings)
+        settings += ", freed memory is kept" if keeps else ""
+        get_logger().info("on the CPU: cores %d, processes %d (%s)", num_cores, num_local_ranks, settings)
 
 
 def keep_freed_memory() -> bool:

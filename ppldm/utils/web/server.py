@@ -107,7 +107,8 @@ def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None]
         with redirect_stderr(io.StringIO()):  # what werkzeug says of a port that is taken
             server = make_server(host, port, flask, threaded=True, request_handler=Silent)
     except (OSError, SystemExit) as error:
-        raise ConfigError(f"cannot listen at {host}:{port}; choose another --port or --host") from error
+        fix = "another program may be there: stop it, or choose another --port or --host"
+        raise ConfigError(f"cannot listen at {host}:{port}; {fix}") from error
     get_logger().info("http://%s:%d/%s (Ctrl-C stops it)", f"[{host}]" if ":" in host else host, server.port, end)
     if finish is None:
         server.serve_forever()

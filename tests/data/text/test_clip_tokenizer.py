@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from small_weights import write_clip
 
-from ppldm.config.clip_vocabulary import vocabulary_folder
+from ppldm.config.network_files import vocabulary_folder
 from ppldm.data.text.tokenizer import ClipTokenizer, load_tokenizer
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.fill import files_of

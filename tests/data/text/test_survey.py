@@ -186,6 +186,8 @@ def test_what_cannot_be_trained_on_is_refused_with_the_remedy(folder, tmp_path):
     for name in NAMES[:2]:
         (folder / f"{name}.png").rename(folder / f"DSC{len(name)}.png")
     assert "DSC12.png say nothing; write one into DSC12.txt, or all into metadata.csv" in refusal(folder)
+    (folder / "DSC12.txt").write_text("a cat")
+    assert "DSC16.png say nothing; write one into DSC16.txt" in refusal(folder)
     (folder / "list.csv").write_text("what,it,shows\nDSC12.png,1,2\n")
     assert f"the first line of {folder}/list.csv should be file_name,text" in refusal(folder)
     (folder / "list.csv").unlink()

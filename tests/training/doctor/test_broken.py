@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from command_line import parse_arguments
 from PIL import Image
 from small_disk import fill, small_disk
 
@@ -19,6 +20,8 @@ from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
 from ppldm.training.doctor.command import FoundErrors, doctor
 from ppldm.training.doctor.machine import Finding
 from ppldm.training.doctor.memory import Activations
+from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
 from ppldm.utils.machine.environment import check
 from ppldm.utils.machine.resources import count_usable_cores
 
@@ -220,7 +223,7 @@ def test_processes_of_a_cpu_share_its_memory(examined, monkeypatch, words, machi
 
     purposes = {"weights": 0, "gradients": 0, "optimizer": 0, "average": 0, "process": 10**9}
     monkeypatch.setattr(memory, "estimate", lambda *_: memory.Memory(purposes))
-    monkeypatch.setattr(run, "usable_memory_bytes", lambda: int(machine))
+    monkeypatch.setattr(run.resources, "usable_memory_bytes", lambda: int(machine))
     found = examined(*words).get("memory")
     assert (found and found["status"]) == status
     if found:
@@ -299,8 +302,22 @@ def test_versions_that_do_not_go_together(examined, monkeypatch):
 def test_loaders_that_the_memory_has_no_room_for(examined, monkeypatch, workers, free, is_short):
     from ppldm.training.doctor import run
 
-    monkeypatch.setattr(run, "available_memory_bytes", lambda: free)
+    monkeypatch.setattr(run.resources, "available_memory_bytes", lambda: free)
     found = examined(dataloader_num_workers=workers)
     assert ("loaders' memory" in found) == is_short
     if is_short:
         assert "lower --dataloader_num_workers" in found["loaders' memory"]["fix"]
+
+
+def test_a_checkpoint_of_other_settings_or_data(examined, tiny, data, tmp_path):
+    same = {"output_dir": tmp_path / "run", "max_steps": 1}
+    run_loop(prepare(*parse_arguments(tiny.flags(**same), loop=True)))
+    assert examined(**same) == {}
+    output = examined(**same, seed=99)["output"]
+    assert "checkpoint-1 was trained with seed 5, this run has 99" in output["text"]
+    assert output["status"] == "error" and "--accept_changes seed" in output["fix"]
+    (data / "part-00001.gz").unlink()
+    (data / "tiny.filelist").write_text("part-00000.gz\n")
+    found = examined(**same, file_list=lines(data))["data"]
+    assert "checkpoint-1 was trained on other data: " in found["text"] and "--accept_changes data" in found["fix"]
+    assert "data" not in examined("--accept_changes", "data", **same, file_list=lines(data))
