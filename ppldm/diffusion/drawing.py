@@ -76,9 +76,9 @@ class Drawing:
             ("timestep_spacing", TIMESTEP_SPACINGS),
             ("sigma_schedule", SIGMA_SCHEDULES),
         ):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and value in known):
-                raise ConfigError(f"--{name} {value} is not known; {did_you_mean(str(value), known)}")
+            if (value := getattr(self, name)) is not None and not (isinstance(value, str) and value in known):
+                near = did_you_mean(str(value), known, listing=False)
+                raise ConfigError(f"--{name} {value} is not one of {', '.join(known)}{near and f'; {near}'}")
         if not self.strength or (steps and self.skipped_steps() == steps):
             raise ConfigError(
                 f"--strength {self.strength:g} of {steps or 'any number of'} steps leaves none to take; raise either"

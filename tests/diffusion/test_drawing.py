@@ -39,7 +39,7 @@ def test_a_record_says_what_is_not_the_default_and_makes_the_same_drawing():
         ({"guidance_rescale": -0.1}, "--guidance_rescale -0.1 must be from 0 to 1"),
         ({"eta": 1.5}, "--eta 1.5 must be from 0 to 1"),
         ({"eta": 0.5, "sampler": "euler"}, "--eta 0.5 is for the sampler ddim, and euler has none"),
-        ({"sampler": "dream"}, "--sampler dream is not known; "),
+        ({"sampler": "dream"}, "--sampler dream is not one of ddim"),
         ({"timestep_spacing": "odd"}, "--timestep_spacing odd is not one of leading, trailing, linspace"),
         ({"timestep_spacing": "leading", "sampler": "flow-euler"}, "--timestep_spacing is not for flow-euler"),
         ({"sigma_schedule": "odd"}, "--sigma_schedule odd is not one of karras, exponential"),

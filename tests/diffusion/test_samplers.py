@@ -228,7 +228,7 @@ def test_what_does_not_go_together_is_refused_by_name():
         (FLOW_EULER, Process(), "flow-euler does not draw with a model of --prediction_type epsilon; use ddim, ddpm"),
         ("pndm", sample, "pndm does not draw with a model of --prediction_type sample"),
         ("euler-ancestral", sample, "euler-ancestral does not draw with a model of --prediction_type sample"),
-        ("dream", flow, "--sampler dream is not known; "),
+        ("dream", flow, "--sampler dream is not one of ddim"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_sampler(process, Drawing(3, sampler=sampler))

@@ -132,7 +132,7 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
         ppldm.load(tmp_path / "none")
     with pytest.raises(ConfigError, match="--height 30 must be a multiple of 8"):
         model.generate("x", height=30, **FEW)
-    with pytest.raises(ConfigError, match="--sampler dream is not known"):
+    with pytest.raises(ConfigError, match="--sampler dream is not one of"):
         model.generate("x", sampler="dream", **FEW)
     with pytest.raises(ConfigError, match="2 negative prompts for 1 prompts"):
         model.generate("x", negative_prompt=["y", "z"], **FEW)
