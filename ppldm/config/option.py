@@ -100,9 +100,7 @@ class Option:
     identity: bool = False  # whether what a step makes of its samples depends on it
     part_of: bool | str = False  # the entry of a run's identity made from it, where `identity` is false; True: its own
     section: str = "run"  # the section that it stands under in YAML
-    kind: str = (
-        ""  # of text: path; file, rows, network, model, tokenizer or device, which are looked at before all else
-    )
+    kind: str = ""  # of text: path; file, rows, network, model, tokenizer or device, looked at before all else
     name: str = ""
     type: type = str  # of each value, for lists and tables
     is_list: bool = False

@@ -52,15 +52,9 @@ def config_option(component: str, what: str, known: str, in_parts: bool = False)
     """The option `<component>_config_file`; known: names that it takes. in_parts: as of `weights_option`."""
     flags = [*(["model_name_or_path"] if in_parts else []), f"{component}_name_or_path"]
     words = " and ".join(f"--{flag}" for flag in flags) + (" go" if in_parts else " goes")
-    return _model(
-        None,
-        f"Config of {what}: a JSON file, or a name ({known}).",
-        kind="network",
-        needs=Needs(
-            f"a component that is built anew: {words} before it",
-            lambda given: all(getattr(given, flag) is None for flag in flags),
-        ),
-    )
+    words = f"a component that is built anew: {words} before it"
+    needs = Needs(words, lambda given: all(getattr(given, flag) is None for flag in flags))
+    return _model(None, f"Config of {what}: a JSON file, or a name ({known}).", kind="network", needs=needs)
 
 
 def lora_components(*able: str):

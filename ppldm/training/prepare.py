@@ -237,23 +237,31 @@ def run_identity(
 ) -> dict:
     """What decides which samples a step sees and what it makes of them, by name, JSON-ready. A checkpoint of another
     run differs in it. What only speed and memory depend on is not part of it."""
-    where, buckets = rows.read_where(data_arguments), dataset.buckets
-    constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
+    buckets = dataset.buckets
     return {
-        "seed": arguments.seed,
-        "where": None if where is None else str(where),
+        **settings_identity(arguments, data_arguments, global_batch_size, max_steps),
         "data": dataset.fingerprint.digest,
         "rows": len(dataset),
         "weights": dataset.weights,
         "buckets": buckets and [f"{width}x{height}" for height, width in buckets.shapes],
         "bucket_group_size": buckets and group_size,
-        "global_batch_size": global_batch_size,
-        "max_steps": None if constant else max_steps,
-        "precision": optimizer.precision_name(arguments),
         "latents": dataset.latents and data_arguments.latents_dtype,
         "text_embeddings": dataset.embeddings and data_arguments.text_embeddings_dtype,
         **(caption_identity(data_arguments) if dataset.tokenizer else {}),
-        **identity_of(data_arguments, arguments),
+    }
+
+
+def settings_identity(arguments: TrainingOptions, data: DataOptions, global_batch_size: int, max_steps) -> dict:
+    """What of it the settings say by themselves. max_steps: 0 where only the rows would tell."""
+    where = rows.read_where(data)
+    constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
+    return {
+        "seed": arguments.seed,
+        "where": None if where is None else str(where),
+        "global_batch_size": global_batch_size,
+        "max_steps": None if constant else max_steps,
+        "precision": optimizer.precision_name(arguments),
+        **identity_of(data, arguments),
     }
 
 

@@ -28,16 +28,8 @@ from ..utils.text import hide
 from ..utils.variables import all_variables
 from ..weights.folders import checkpoint_name
 from ..weights.model_file import ModelDescription
-from .checkpoint import (
-    DATA_FILE,
-    TrainerState,
-    TrainingState,
-    contents_of,
-    machine_record,
-    named_checkpoint,
-    read_manifest,
-    save_checkpoint,
-)
+from . import checkpoint as checkpoints
+from .checkpoint import TrainerState, TrainingState
 from .metrics import METRICS_FILE, last_step
 from .optimizer import autocast, is_sharded, restore_float32
 from .report import IntervalMetrics
@@ -97,12 +89,12 @@ class TrainingRun:
 
             self._store = OutputStore(self.output_dir, self.arguments.output_store)
         # Read now: the checkpoint that the run goes on from will be rotated away.
-        before = read_manifest(self.checkpoint) if self.checkpoint else {}
+        before = checkpoints.read_manifest(self.checkpoint) if self.checkpoint else {}
         is_own = self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve()
         # The last line of metrics.jsonl at that checkpoint, where it is of this folder.
         self.curve_ends: int | None = before.get("curve_ends") if is_own else None
         # The one that `--resume_from_checkpoint` named, to this start of the run or to an earlier one.
-        named = named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint)
+        named = checkpoints.named_checkpoint(self.output_dir, self.arguments.resume_from_checkpoint)
         self.resumed_from: str | None = hide(str(named.resolve())) if named else before.get("resumed_from")
 
     def batches(self):
@@ -150,8 +142,9 @@ class TrainingRun:
         ends = last_step(self.output_dir / METRICS_FILE)
         metadata |= {"unlogged": unlogged, "resumed_from": self.resumed_from, "curve_ends": ends}
         # By the working folder relative paths of the settings are found.
-        metadata |= {"config": self.config, "machine": machine_record(self.world), "working_folder": os.getcwd()}
-        contents = contents_of(self.state, optimizer_state)
+        metadata |= {"config": self.config, "machine": checkpoints.machine_record(self.world)}
+        metadata["working_folder"] = os.getcwd()
+        contents = checkpoints.contents_of(self.state, optimizer_state)
         if self.arguments.use_async_save and not is_last:
             now = self.saves.copy(contents), *deepcopy((trainer_state, metadata))
             self.saves.start(partial(self._write, *now, is_last))
@@ -165,10 +158,10 @@ class TrainingRun:
 
     def _write(self, contents: dict, trainer_state: TrainerState, metadata: dict, is_last: bool) -> None:
         arguments = self.arguments
-        records = {DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()}
+        records = {checkpoints.DATA_FILE: self.dataset.fingerprint.record, RECIPE_FILE: self.recipe.encode()}
         kept = arguments.save_total_limit, arguments.backup_every
         try:
-            folder = save_checkpoint(
+            folder = checkpoints.save_checkpoint(
                 self.output_dir, contents, trainer_state, metadata, *kept, self.description, records
             )
         except DiskFullError as error:

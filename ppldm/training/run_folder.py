@@ -184,13 +184,14 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict, store
 
 @contextmanager
 def refusals_undone(arguments: TrainingOptions):
-    """A run that the block refuses leaves no folder where there was none, and the record of the start before it."""
-    folder = Path(arguments.output_dir)
+    """A run that the block refuses leaves no folder where there was none, and the record of the start before it. A
+    folder that this process does not hold, as another run has it, is left alone."""
+    folder, held = Path(arguments.output_dir), len(_held_folders)
     was_there, last = folder.exists(), read_start(folder)
     try:
         yield
     except PpldmError as error:
-        if World.detect().is_main and not isinstance(error, Interrupted):
+        if len(_held_folders) > held and not isinstance(error, Interrupted):
             if not was_there:
                 shutil.rmtree(folder, ignore_errors=True)
             elif last and not arguments.overwrite_output_dir:

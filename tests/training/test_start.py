@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from command_line import parse_arguments
@@ -21,10 +22,11 @@ from ppldm.training.run_folder import (
     next_start,
     note_stopped,
     read_start,
+    refusals_undone,
     write_start,
 )
 from ppldm.training.train import run_loop, train_recipe
-from ppldm.utils.errors import CheckpointError, ConfigError, Interrupted, Preempted
+from ppldm.utils.errors import CheckpointError, ConfigError, Interrupted, OutputError, Preempted
 
 SCHEDULERS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "AWS_BATCH_JOB_ID", "SGE_O_HOST", "PPLDM_JOB_ID")
 
@@ -202,3 +204,17 @@ def test_a_refused_start_leaves_no_trace(tiny, tmp_path):
             train_recipe(read_recipe(tiny.flags(tmp_path / folder, max_steps=1, **changes), True, None), run_loop)
     assert (tmp_path / "run/start.json").read_text() == before
     assert not (tmp_path / "new").exists()
+
+
+def test_what_another_process_holds_is_not_undone(tmp_path):
+    """A start that found no folder and meets that of a run which was quicker."""
+    folder = tmp_path / "run"
+    with pytest.raises(OutputError), refusals_undone(SimpleNamespace(output_dir=folder, overwrite_output_dir=False)):
+        folder.mkdir()
+        write_start(folder, Start(None, "of the other"))
+        raise OutputError("another process is writing")
+    assert read_start(folder).command == "of the other"
+    with pytest.raises(OutputError), refusals_undone(SimpleNamespace(output_dir=folder, overwrite_output_dir=False)):
+        write_start(folder, Start(None, "of the other, later"))
+        raise OutputError("another process is writing")
+    assert read_start(folder).command == "of the other, later"

@@ -73,9 +73,7 @@ class Survey:
         lines = [f"{count_of(len(self.captions), 'picture')} with captions from {where}:"]
         lines += [f"  {name}: {caption[:100]}" for name, caption in shown]
         if self.without:
-            lines.append(
-                f"left out for want of a caption: {count_of(len(self.without), 'picture')}, such as {self.without[0]}"
-            )
+            lines.append(f"no caption: {count_of(len(self.without), 'picture')} left out, such as {self.without[0]}")
         return lines
 
     def prompts(self, count: int) -> list[str]:

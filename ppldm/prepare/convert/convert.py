@@ -282,7 +282,7 @@ def describe(manifest: dict) -> str:
         example = manifest["examples"].get(reason)
         lines.append(f"  skipped, {reason}: {count}" + (f", for example {example[0]}" if example else ""))
     if count := manifest.get(OTHER_PROFILES):
-        lines.append(f"  with a colour profile other than sRGB, which is ignored: {count_of(count, 'picture')}")
+        lines.append(f"  colour profile other than sRGB, ignored: {count_of(count, 'picture')}")
     if count := manifest.get(ENCODED_ANEW):
         lines.append(f"  made smaller or encoded anew: {count_of(count, 'picture')}")
     remedy = "say which it is, as --caption-encoding latin-1 --redo"

@@ -37,8 +37,8 @@ from .. import rows
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..checkpoint import find_checkpoint, read_manifest
 from ..metrics import METRICS_FILE, read_metrics
-from ..optimizer import is_mixed, precision_name
-from ..prepare import without_secrets
+from ..optimizer import is_mixed
+from ..prepare import settings_identity, without_secrets
 from ..resume import compare_data, differences
 from ..run_folder import check_output
 from .machine import Finding, examine, judged, look_at_disk
@@ -61,12 +61,14 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
     """`found`, and what else there is; `facts` take in the memory by purpose and the forecast."""
     found = found + examine("device", _look_at_device, recipe)
     resumed: list[tuple[Path, dict]] = []
-    found += examine("output", _look_at_output, recipe, given.num_devices, resumed)
+    found += examine("output", _look_at_output, recipe, resumed)
     access = examine("access", _look_at_access, recipe)
     found += access
     found += examine("memory", _look_at_memory, recipe, given, facts)
     seen, steps = _look_at_data(recipe, given.num_devices, any(one.status == "error" for one in access), resumed)
     found += seen
+    for checkpoint in resumed:
+        found += examine("settings", _look_at_settings, recipe, given.num_devices, steps, *checkpoint)
     would_run = all(one.status != "error" for one in found)
     if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
         found = [replace(one, status="error") if one in access and one.status == "warning" else one for one in found]
@@ -86,8 +88,8 @@ def _look_at_device(recipe: Recipe) -> Iterator[Finding]:
     yield judged("device", f"{devices.device_name()}" + (", which has no half precision" if fix else ""), warning=fix)
 
 
-def _look_at_output(recipe: Recipe, num_devices: int, resumed: list[tuple[Path, dict]]) -> Iterator[Finding]:
-    """What the run would go on from, and whether its settings let it; `resumed` takes in checkpoint and manifest."""
+def _look_at_output(recipe: Recipe, resumed: list[tuple[Path, dict]]) -> Iterator[Finding]:
+    """What the run would go on from; `resumed` takes in checkpoint and manifest."""
     arguments = recipe.training
     folder = Path(arguments.output_dir)
     check_output(arguments, folder)
@@ -96,14 +98,20 @@ def _look_at_output(recipe: Recipe, num_devices: int, resumed: list[tuple[Path, 
         yield judged("output", f"{folder} {'begins anew' if folder.is_dir() and any(folder.iterdir()) else 'is new'}")
         return
     resumed.append((checkpoint, read_manifest(checkpoint)))
-    then, groups = resumed[0][1]["identity"], (recipe.data, arguments, recipe.model)
-    now = {"seed": arguments.seed, "global_batch_size": arguments.samples_of_update(num_devices)}
-    now |= {"precision": precision_name(arguments)} | without_secrets(identity_of(*groups), arguments.written, *groups)
-    changed = {key: differences(key, then.get(key, value), value) for key, value in now.items()}
-    changed = {key: found for key, found in changed.items() if found and key not in arguments.accept_changes}
-    said = "; ".join(f"{what} {was}, this run has {now}" for found in changed.values() for what, was, now in found)
-    what = f"was trained with {said}" if said else "is what the run goes on from"
-    yield judged("output", f"{checkpoint} {what}", error=_ACCEPT % " ".join(changed) if changed else "")
+    yield judged("output", f"the run goes on from {checkpoint}")
+
+
+def _look_at_settings(recipe: Recipe, num_devices: int, max_steps: int, checkpoint: Path, manifest: dict):
+    """In which settings the run that left a checkpoint differs. max_steps: 0 where they are not known yet."""
+    arguments, then = recipe.training, manifest["identity"]
+    now = settings_identity(arguments, recipe.data, arguments.samples_of_update(num_devices), max_steps)
+    now |= identity_of(recipe.model) | get_family(recipe.family).identity(recipe.model, recipe.data)
+    now = without_secrets(now, arguments.written, recipe.data, recipe.model)
+    skipped = {*arguments.accept_changes} | ({"max_steps"} if not max_steps else set())
+    changed = {key: differences(key, then.get(key, value), value) for key, value in now.items() if key not in skipped}
+    if said := [f"{what} {was}, this run has {now}" for found in changed.values() for what, was, now in found]:
+        names = " ".join(key for key, found in changed.items() if found)
+        yield Finding("settings", "error", f"{checkpoint} was trained with {'; '.join(said)}", _ACCEPT % names)
 
 
 def _look_at_access(recipe: Recipe) -> Iterator[Finding]:

@@ -47,6 +47,6 @@ def test_convert_counts_them(tmp_path, capsys):
     run(["convert", str(source), "--out", str(tmp_path / "out"), "--num-workers", "1"])
     manifest = read_manifest(tmp_path / "out")
     assert manifest["rows_out"] == 4 and manifest[OTHER_PROFILES] == 2
-    said = "with a colour profile other than sRGB, which is ignored: 2 pictures"
+    said = "colour profile other than sRGB, ignored: 2 pictures"
     assert said in capsys.readouterr().out and said in describe(manifest)
     assert OTHER_PROFILES not in merge_records([], [], "x", 1)

@@ -313,9 +313,15 @@ def test_a_checkpoint_of_other_settings_or_data(examined, tiny, data, tmp_path):
     same = {"output_dir": tmp_path / "run", "max_steps": 1}
     run_loop(prepare(*parse_arguments(tiny.flags(**same), loop=True)))
     assert examined(**same) == {}
-    output = examined(**same, seed=99)["output"]
-    assert "checkpoint-1 was trained with seed 5, this run has 99" in output["text"]
-    assert output["status"] == "error" and "--accept_changes seed" in output["fix"]
+    for change, said in (
+        ({"seed": 99}, "seed 5, this run has 99"),
+        ({"max_steps": 2, "lr_scheduler_type": "cosine"}, "max_steps None, this run has 2"),
+        ({"gradient_accumulation_steps": 3}, "global_batch_size "),
+    ):
+        found = examined(**same | change)["settings"]
+        assert found["status"] == "error" and f"checkpoint-1 was trained with {said}" in found["text"], change
+        assert f"--accept_changes {said.split()[0]}" in found["fix"], change
+    assert "settings" not in examined("--accept_changes", "seed", **same, seed=99)
     (data / "part-00001.gz").unlink()
     (data / "tiny.filelist").write_text("part-00000.gz\n")
     found = examined(**same, file_list=lines(data))["data"]
