@@ -159,8 +159,8 @@ def hours_at_100_gflops(operations: int, steps: int) -> float:
 @pytest.mark.parametrize("goal", GOALS)
 def test_doctor_has_nothing_against_what_enter_alone_gives_on_a_cpu(place, monkeypatch, capsys, goal):
     monkeypatch.setattr(init, "launch_kind", lambda: KINDS["cpu"])
-    monkeypatch.setattr(doctors_run, "usable_memory_bytes", lambda: 64 << 30)
-    monkeypatch.setattr(doctors_run, "available_memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(doctors_run.resources, "usable_memory_bytes", lambda: 64 << 30)
+    monkeypatch.setattr(doctors_run.resources, "available_memory_bytes", lambda: 64 << 30)
     monkeypatch.setattr(forecast, "least_hours", hours_at_100_gflops)
     run(["init", "--data", "pictures", "--path", "pictures", "--goal", goal, "--no-doctor"])
     capsys.readouterr()
