@@ -266,7 +266,9 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
     try:
         return parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{error} (`--help` explains every flag)") from error
+        text = str(error).replace("invalid int value:", "must be a whole number, not")
+        text = text.replace("invalid float value:", "must be a number, not")
+        raise ConfigError(f"{text} (`--help` explains every flag)") from error
 
 
 def add_options(parser: argparse.ArgumentParser, schema: Schema, usual: dict[str, Any], script: str) -> None:

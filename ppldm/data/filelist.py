@@ -35,7 +35,7 @@ from pathlib import Path
 from ..config.data import LATENTS
 from ..utils.checksums import digest_of
 from ..utils.errors import FilelistError, StoreError
-from ..utils.files import check_address, is_address, read_given_text, write_text
+from ..utils.files import check_address, is_address, meant_path, read_given_text, write_text
 from ..utils.processes.workers import map_in_threads
 from ..utils.store.cache import address_of, bring, in_store, place_of
 from ..utils.text import hide
@@ -175,7 +175,7 @@ def write_filelist(path, names: Iterable) -> None:
 def list_parts(folder) -> list[str]:
     """The absolute paths of the files `part-*` in a folder, sorted, indexes left out. Raises FilelistError."""
     if not Path(folder).is_dir():
-        raise FilelistError(f"no such folder {folder}; name the one that holds the part files")
+        raise FilelistError(f"no such folder {folder}; {meant_path(folder, 'name the one that holds the part files')}")
     paths = (os.path.abspath(path) for path in Path(folder).glob("part-*") if path.is_file())
     parts = sorted(path for path in paths if not path.endswith(BESIDE_PARTS))
     if not parts:
@@ -190,7 +190,8 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
             bring(path)
         text = read_given_text(path, "surrogateescape", 1 << 30)  # names of files are bytes
     except FileNotFoundError as error:
-        raise FilelistError(f"no such filelist {path}; give a text file that names {due}") from error
+        fix = meant_path(path, f"give a text file that names {due}")
+        raise FilelistError(f"no such filelist {path}; {fix}") from error
     except IsADirectoryError as error:
         raise FilelistError(f"{path} is a folder; name a text file in it that names {due}") from error
     except OSError as error:

@@ -255,7 +255,7 @@ class TextToImage:
     def latent_shape(self, height: int, width: int) -> tuple[int, int, int]:
         """(C, h, w) of the latents of such pictures. Raises ConfigError where the sides do not divide."""
         check_sides(height=height, width=width)
-        return latent_shape(self.model.vae.config, height=height, width=width)
+        return latent_shape(self.model.vae.config, height, width)
 
     @cached_property
     def fingerprint(self) -> str:

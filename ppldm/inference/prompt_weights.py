@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from ..utils.errors import ConfigError
-from ..utils.text import nearest
+from ..utils.text import nearest, shorten
 
 SYNTAXES = ("plain", "weighted")
 MORE = 1.1  # what a bracket multiplies by
@@ -130,7 +130,9 @@ def _unknown(tokenizer, texts: list[str]) -> str:
     shown = []
     for word in words[:_SHOWN_WORDS]:  # only words with the same first letter are compared
         near = nearest(word.lower(), sorted(one for one in tokenizer.seen or () if one[0] == word[0].lower()), _NEAR)
-        shown.append(f"{word} (nearest that it knows: {near})" if near else word)
+        where = next((text for text in texts if word.lower() in text.lower()), "") if len(texts) > 2 else ""
+        notes = where and f'in "{shorten(where, _SHOWN_LETTERS)}"', near and f"nearest that it knows: {near}"
+        shown.append(f"{word} ({'; '.join(filter(None, notes))})" if any(notes) else word)
     more = ", …" if len(words) > _SHOWN_WORDS else ""
     return f"words that the model does not know: {', '.join(shown)}{more}" if words else ""
 
@@ -149,7 +151,7 @@ def _cut(pipeline, texts: list[str], weighted: bool, has_syntaxes: bool) -> str:
     more = f" and {len(rests) - 1} more" if len(rests) > 1 else ""
     joins = has_syntaxes and pipeline.model.words is not None and pipeline.model.joins_words
     remedy = ", or divide it with BREAK (--prompt_syntax weighted)" if joins else ""
-    unseen = f"{_short(rests[0])!r}{more}"
+    unseen = f"{shorten(rests[0], _SHOWN_LETTERS)!r}{more}"
     return f"longer than the {room} tokens that the model reads: it does not see {unseen}; shorten it{remedy}"
 
 
@@ -166,9 +168,5 @@ def _webui(texts: list[str], weighted: bool, has_syntaxes: bool) -> str:
 
 
 def _found(pattern: re.Pattern, texts: list[str]) -> list[str]:
-    marks = list(dict.fromkeys(_short(mark[0]) for text in texts for mark in pattern.finditer(text)))
+    marks = list(dict.fromkeys(shorten(mark[0], _SHOWN_LETTERS) for text in texts for mark in pattern.finditer(text)))
     return [*marks[:_SHOWN_MARKS], *(["…"] if len(marks) > _SHOWN_MARKS else [])]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"

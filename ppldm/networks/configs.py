@@ -157,13 +157,12 @@ def downscale_factor(encoder) -> int:
     return EFFNET_FACTOR if is_effnet(encoder) else 2 ** (len(encoder["block_out_channels"]) - 1)
 
 
-def latent_shape(vae, **sides: int) -> tuple[int, int, int]:
-    """(C, h, w) of latents by a VAE's config. `sides`: pixels by flag. Raises ConfigError where one does not divide."""
+def latent_shape(vae, height: int, width: int) -> tuple[int, int, int]:
+    """(C, h, w) of latents by a VAE's config, of pictures so large in pixels. Raises ConfigError for wrong ones."""
     factor = downscale_factor(vae)
-    for name, side in sides.items():
-        if side <= 0 or side % factor:
-            raise ConfigError(f"--{name} {side} must be a multiple of {factor}, the VAE's downscaling factor")
-    height, width = (list(sides.values()) * 2)[:2]
+    if min(height, width) <= 0 or height % factor or width % factor:
+        what = f"multiples of {factor}, the VAE's downscaling factor"
+        raise ConfigError(f"width {width}, height {height}: both must be {what}; change them")
     return (vae["latent_channels"], height // factor, width // factor)
 
 

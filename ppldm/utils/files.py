@@ -17,9 +17,10 @@ from urllib.parse import unquote, urlsplit
 
 from .errors import FULL_DISK, ConfigError, DataError, OutputError, PpldmError, StoreError
 from .log import get_logger
-from .text import NOT_UTF8
+from .text import NOT_UTF8, nearest
 from .variables import read
 
+_MOST_NAMES = 1000  # of a folder, among which the one that was meant is looked for
 SMALL_BYTES = 64 << 20  # configs, vocabularies and indexes are far smaller
 _HUB_BLOBS = re.compile(r"/(models|datasets|spaces)--[^/]+/blobs$")  # what files of a snapshot are links to
 _OF_MODELS = ("model_index.json", "model.json", "ppldm.json")  # in the folder above those of a model's components
@@ -94,6 +95,18 @@ class RemotePath:
 def as_path(path) -> Path | RemotePath:
     """A path that may be text, or of another file system."""
     return path if isinstance(path, RemotePath) else Path(path)
+
+
+def meant_path(path, otherwise: str = "check the path") -> str:
+    """ "did you mean PATH?" with the nearest path that is there; where none is near, what to say otherwise."""
+    found = Path(Path(path).anchor)
+    for piece in Path(path).relative_to(found).parts:
+        names = os.listdir(found)[:_MOST_NAMES] if found.is_dir() and os.access(found, os.R_OK) else []
+        near = piece if (found / piece).exists() else nearest(piece, names, 0.75)
+        if not near:
+            return otherwise
+        found /= near
+    return otherwise if found == Path(path) else f"did you mean {found}?"
 
 
 def make_output_dir(path) -> Path | RemotePath:

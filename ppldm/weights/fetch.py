@@ -6,18 +6,16 @@ nothing else; files are compared with the hub's SHA-256. Single files from elsew
 """
 
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..utils.checksums import hash_file
 from ..utils.errors import ModelError
-from ..utils.files import atomic_write, is_address, make_output_dir, refused_offline
+from ..utils.files import atomic_write, is_address, make_output_dir, meant_path, refused_offline
 from ..utils.log import get_logger, progress
 from ..utils.processes.ranks import World, barrier
 from ..utils.store.cache import input_path
-from ..utils.text import nearest
 from ..utils.variables import is_offline
 from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS
 
@@ -28,8 +26,6 @@ PACKAGED = Path(__file__).parents[1] / "config/weights"  # trained networks that
 _SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
 RANDOM = "random"  # in place of a path, where random weights will do
 _SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
-_NOTHING_NEAR = "check the path"
-_MOST_NAMES = 1000  # of a folder, among which the one that was meant is looked for
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
     repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
     folders = {kind: _ALL_FOLDERS[kind] for kind in kinds}
     if world.is_main and not is_offline(offline):
-        get_logger().info("there is no folder %s here (%s): fetching the model of this name", text, _meant(text))
+        get_logger().info("there is no folder %s here (%s): fetching the model of this name", text, meant_path(text))
         folder = _fetch(repository, subfolder, folders, local_only=False)
         _check_sums(folder)
     barrier(world)
@@ -133,22 +129,10 @@ def check_name(name_or_path) -> str:
     # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))
     # One of two pieces may be of an owner of whom some models lie here: a path was meant where one is near.
-    is_path |= len(others) == 1 and Path(first).is_dir() and _meant(path) != _NOTHING_NEAR
+    is_path |= len(others) == 1 and Path(first).is_dir() and meant_path(path, "") != ""
     if not path.exists() and (is_path or not 1 <= len(others) <= 2):
-        raise ModelError(f"no folder or file {path}; {_meant(path)}")
+        raise ModelError(f"no folder or file {path}; {meant_path(path)}")
     return text
-
-
-def _meant(path) -> str:
-    """ "did you mean PATH?" with the nearest path that is there, _NOTHING_NEAR where none is near."""
-    found = Path(Path(path).anchor)
-    for piece in Path(path).relative_to(found).parts:
-        names = os.listdir(found)[:_MOST_NAMES] if found.is_dir() and os.access(found, os.R_OK) else []
-        near = piece if (found / piece).exists() else nearest(piece, names, 0.75)
-        if not near:
-            return _NOTHING_NEAR
-        found /= near
-    return f"did you mean {found}?"
 
 
 def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
@@ -220,13 +204,13 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
         return folder
     except LocalEntryNotFoundError as error:
         raise ModelError(
-            f"there is no folder {asked} here ({_meant(asked)}), no model of that name in the cache, and the "
+            f"there is no folder {asked} here ({meant_path(asked)}), no model of that name in the cache, and the "
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
             "download the model first on every machine, where the network is"
         ) from error
     except (HfHubHTTPError, HFValidationError, RequestException, OSError) as error:
         raise ModelError(
-            f"there is no folder {asked} here ({_meant(asked)}), and the hub gives no model of that name "
+            f"there is no folder {asked} here ({meant_path(asked)}), and the hub gives no model of that name "
             f"({str(error).splitlines()[0]})"
         ) from error
 

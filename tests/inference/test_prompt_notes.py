@@ -113,6 +113,9 @@ def test_words_that_no_caption_had_are_named_with_the_nearest_and_travel_with_th
     assert describe_prompts(model, ["a Purple heart TWO boats! <lora:some:0.8>"]).startswith("webui's syntax")
     for one in (model, ppldm.load(again)):
         assert describe_prompts(one, ["a purplish zebra", "a blue purple heart!"]) == said
+    assert describe_prompts(model, ["a heart", "blue", "purplish zebra", "Zebra"]).endswith(
+        'purplish (in "purplish zebra"; nearest that it knows: purple), zebra (in "purplish zebra")'
+    )
     model.generate("a purplish zebra", num_inference_steps=1)
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [said]
 

@@ -32,7 +32,7 @@ from ...utils.store.cache import bring_beside, in_store, size_of
 from .layouts import DEFAULT_LAYOUT
 
 GZIP_MEMBERS, PLAIN_LINES, TAR_SAMPLES, CSV_RECORDS, FILE_NAMES = range(5)
-# 6 and 10: lines of a copy; another form takes another number. 5, 7 and 9: parquet files, as they were read before.
+# 6 and 10: lines of a copy; another form takes another number. 5, 7 and 9: parquet files, as once read. Next: 11.
 PACKED_LINES, MDS_SAMPLES, PARQUET_LINES = 6, 8, 10
 
 _MAGIC, _VERSION = b"PPLDMIDX", 1

@@ -108,7 +108,7 @@ def decode_row(line: bytes, where: str, layout: Layout = LAYOUTS[DEFAULT_LAYOUT]
         )
     (caption, *others), meta = _decode_texts(columns, where, layout)
     image, control = (
-        b"" if place is None else _decode_image_column(columns[place].strip(), f"{where}: column {place + 1}, {what},")
+        b"" if place is None else decode_base64(columns[place].strip(), f"{where}: column {place + 1}, {what},")
         for place, what in ((layout.image, "the image"), (layout.control, "the control image"))
     )
     return Row(caption, image, meta, tuple(others), control)
@@ -218,7 +218,8 @@ def find_name(names: Collection[str], known: tuple[str, ...]) -> str | None:
     return next((folded[name.casefold()] for name in known if name.casefold() in folded), None)
 
 
-def _decode_image_column(data: bytes, where: str) -> bytes:
+def decode_base64(data: bytes, where: str) -> bytes:
+    """The bytes of a picture. Raises RowError "base64"."""
     try:
         try:
             image = pybase64.b64decode(data, validate=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError, DataError, FilelistError, PpldmError
-from ...utils.files import cache_dir, make_output_dir, read_small, write_text
+from ...utils.files import cache_dir, make_output_dir, meant_path, read_small, write_text
 from ...utils.log import get_logger
 from ...utils.processes.workers import map_in_threads
 from ...utils.text import count_of
@@ -201,7 +201,7 @@ def _list(folder: Path, flag: str) -> list[Path]:
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         what = "is not there" if is_missing else f"cannot be read ({error.strerror})"
-        raise ConfigError(f"{flag} {folder} {what}; name a folder of pictures") from error
+        raise ConfigError(f"{flag} {folder} {what}; {meant_path(folder, 'name a folder of pictures')}") from error
     packed = [name for name in names if name.endswith((".tar", ".parquet", ".mds", ".gz"))]
     if packed and not pictures:
         raise ConfigError(f"{flag} {folder} holds no pictures but {packed[0]}; make parts by `ppldm convert {folder} "

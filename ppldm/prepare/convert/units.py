@@ -34,7 +34,7 @@ from ...data.formats.row import Row
 from ...data.formats.tar import read_samples, scan_samples
 from ...data.text.survey import has_captions_beside, write_table
 from ...utils.errors import ConfigError, DataError, PartError, RowError
-from ...utils.files import as_path
+from ...utils.files import as_path, meant_path
 from ...utils.finished import Piece
 from ...utils.log import get_logger
 from ..place import AddressPath, natural_key
@@ -382,9 +382,8 @@ def _units_of_folder(folder: Path, passed: list[tuple[Path, list[str]]]) -> Iter
             else:
                 has_images |= split_name(name)[1] in PICTURE_SUFFIXES
     except OSError as error:
-        raise ConfigError(
-            f"cannot read the folder {folder} ({error.strerror}); name one that holds 0000.jpg + 0000.txt, ..."
-        ) from error
+        fix = meant_path(folder, "name one that holds 0000.jpg + 0000.txt, ...")
+        raise ConfigError(f"cannot read the folder {folder} ({error.strerror}); {fix}") from error
     files, folders = sorted(sorted(files), key=natural_key), sorted(sorted(folders), key=natural_key)
     if tables := [name for name in files if name in csv_table.IMAGEFOLDER_TABLES]:
         yield _unit_of_file(folder / tables[0])  # which may name pictures of subfolders

@@ -16,7 +16,7 @@ from ...config.recipe import preset_recipe
 from ...data.filelist import list_parts
 from ...families.base import get_family
 from ...utils.errors import ConfigError
-from ...utils.files import local_path, write_text
+from ...utils.files import local_path, meant_path, write_text
 from ...utils.machine.devices import CPU, launch_kind, list_cards
 
 DATA, GOALS, MACHINES = (
@@ -195,7 +195,8 @@ def _filelists(target: Path, data: str, path: Path) -> tuple[dict[Path, str], st
         parts = f"{target.stem}-data/parts/part-*\n"
         return {filelist: parts, whole: f"{filelist.name}\n"}, _LAION_STEPS.format(path=path, name=target.stem)
     if not path.exists():
-        raise ConfigError(f"--path {path} is not there; name the {'folder' if data == 'pictures' else 'filelist'}")
+        fix = meant_path(path, f"name the {'folder' if data == 'pictures' else 'filelist'}")
+        raise ConfigError(f"--path {path} is not there; {fix}")
     if data == "pictures":
         if not path.is_dir():
             raise ConfigError(f"--path {path} is not a folder; name the one that holds the pictures")

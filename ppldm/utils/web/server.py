@@ -111,7 +111,8 @@ def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None]
         raise ConfigError(f"cannot listen at {host}:{port}; {fix}") from error
     get_logger().info("http://%s:%d/%s (Ctrl-C stops it)", f"[{host}]" if ":" in host else host, server.port, end)
     if finish is None:
-        server.serve_forever()
+        server.serve_forever()  # which a KeyboardInterrupt ends
+        get_logger().info("stopped by Ctrl-C")
         return
     asked = threading.Event()
     before = handle(signal.SIGTERM, lambda *_: asked.set())
