@@ -1,5 +1,7 @@
-"""The named faults of tests/mutants still fit the code: their text stands once, their tests exist."""
+"""The named faults of tests/mutants still fit the code: their text stands once, what takes its place is Python, and
+their tests exist."""
 
+import ast
 import importlib.util
 from pathlib import Path
 
@@ -21,14 +23,25 @@ def is_there(test: str) -> bool:
     return (ROOT / path).is_file() and f"def {name.partition('[')[0]}(" in (ROOT / path).read_text("utf-8")
 
 
+def compiles(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
 def test_every_fault_fits_the_code():
     faults = load_runner().read_faults()
     assert faults
     wrong = []
     for fault in faults:
         name = f"{fault['area']}/{fault['name']}"
-        if (ROOT / fault["file"]).read_text("utf-8").count(fault["old"]) != 1:
+        text = (ROOT / fault["file"]).read_text("utf-8")
+        if text.count(fault["old"]) != 1:
             wrong.append(f"{name}: its old text does not stand once in {fault['file']}")
+        if fault["file"].endswith(".py") and not compiles(text.replace(fault["old"], fault["new"])):
+            wrong.append(f"{name}: leaves {fault['file']} without a meaning, which any test would catch")
         if fault["old"] == fault["new"]:
             wrong.append(f"{name}: changes nothing")
         wrong += [

@@ -10,6 +10,7 @@ import paddle
 import pytest
 
 from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.formats.part import Part
 from ppldm.data.formats.row import BadRows, encode_row
 from ppldm.data.loader import BatchLoader
 from ppldm.data.order import Mix, StepSampler
@@ -152,6 +153,16 @@ def test_a_failing_disk_is_one_line_with_part_and_row(make_dataset, monkeypatch,
         batches(dataset, workers)
     monkeypatch.undo()
     assert same(batches(dataset, workers, max_steps=1), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_what_nobody_foresaw_in_a_row_names_part_and_row(make_dataset, monkeypatch, workers):
+    dataset, decode = make_dataset(), Part._decode
+    monkeypatch.setattr(
+        Part, "_decode", lambda part, data, where: decode(part, data, where) if where.endswith("row 0") else {}["none"]
+    )
+    with pytest.raises(DataError, match=r"^\S+\.gz row [1-9]\d* cannot be read: KeyError: 'none'; see to its storage"):
+        batches(dataset, workers)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])

@@ -12,6 +12,7 @@ after the CPU is prepared, so that a run computes the bits of any other run.
 import gc
 import importlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -35,6 +36,7 @@ def load_heavy() -> None:
         importlib.import_module(name)
     for name in [name for name in sys.modules if name.partition(".")[0] == "ppldm"]:
         del sys.modules[name]
+    logging.getLogger("ppldm").handlers.clear()
 
 
 def run(tree: str, arguments: list[str], limit_s: float, watched=None, target="") -> tuple[int, float]:

@@ -103,6 +103,9 @@ class Convert(Stage):
 class ConvertSize(Convert):
     setting = {"size": 4}
 
+    def run(self, out, **flags):
+        super().run(out, **{"size": 8} | flags)
+
 
 class ConvertName(Convert):
     setting = {"name": "other"}

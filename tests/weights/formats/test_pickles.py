@@ -270,8 +270,10 @@ def test_an_array_has_the_bytes_of_its_shape(tmp_path, protocol, count):
     data = path.read_bytes().replace(*STORED[protocol](count))
     assert data != path.read_bytes()
     path.write_bytes(data)
+    # What bytes a text of protocol 2 makes is known when it is read.
+    said = f"an array of 12 bytes has {count}" if protocol > 2 or count < 12 else "an array"
     for read in (read_pdparams, read_tree):
-        with pytest.raises(ModelError, match="an array"):
+        with pytest.raises(ModelError, match=said):
             read(path)
 
 
