@@ -54,6 +54,7 @@ def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishe
         written |= {name: digest_of(text) for name, text in new.items()}
         write_json(out / _RECORD, {"pictures": fingerprint, "written": written, "quality": chosen.quality})
     lines = chosen.describe()
+    lines += [] if write else [f"the commands read {', '.join(made)} in {out}, which this dry run does not write"]
     lines += [f"{out / name} was changed by hand and is used as it is; delete it to have it made anew" for name in kept]
     inputs = {name: digest_of(text) for name, text in (made | kept).items()} | {"pictures": fingerprint["content"]}
     return _make_stages(chosen, out, processes, inputs), lines

@@ -56,6 +56,12 @@ def changed(before: dict, after: dict) -> set[str]:
     return {name for name, stage in after.items() if name not in before or before[name].identity != stage.identity}
 
 
+def test_a_dry_run_writes_nothing_and_says_what_the_commands_read(pictures, out):
+    _, lines = plan_pictures(pictures, out, 1, write=False)
+    assert not out.exists() and lines[-1].startswith("the commands read prompts.txt, captions.csv, ")
+    assert not any("dry run" in line for line in plan(pictures, out)[1])
+
+
 def test_what_was_found_is_said_and_its_recipes_can_be_trained(pictures, out):
     made, lines = plan(pictures, out, steps=40, train_autoencoder=True)
     assert "10 pictures with captions from the pictures' names (few: 20 or more teach more):" in lines[0]
