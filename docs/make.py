@@ -177,7 +177,7 @@ def stores(results):
 
 
 MEASURED = {
-    **{"recipes-shapes-world": shapes_world, "train_step-12": train_step},
+    **{"recipes-shapes-world": shapes_world, "train_step-12": train_step, "step_peers-amd": step_peers},
     **{
         made.__name__: made
         for made in (loader, train_step, step_peers, latents, latents_step, patch_masking, autoencoder, buckets, dedup)
