@@ -190,8 +190,7 @@ def _read_entries(path: Path, due: str) -> list[tuple[int, str]]:
             bring(path)
         text = read_given_text(path, "surrogateescape", 1 << 30)  # names of files are bytes
     except FileNotFoundError as error:
-        fix = meant_path(path, f"give a text file that names {due}")
-        raise FilelistError(f"no such filelist {path}; {fix}") from error
+        raise FilelistError(f"no filelist {path}; {meant_path(path, f'give a text file that names {due}')}") from error
     except IsADirectoryError as error:
         raise FilelistError(f"{path} is a folder; name a text file in it that names {due}") from error
     except OSError as error:

@@ -118,6 +118,8 @@ class BatchLoader:
         """A batch, its arrays in a slot where there are any, or the text of the error that there was instead."""
         try:
             batch = self._dataset.make_batch(keys, self._sampler.strata(number))
+            if not self._slots and paddle.get_device() == "cpu":
+                return _to_tensors(batch)  # by the core in whose cache it lies
             return self._slots.put(number, batch) if self._slots else batch
         except PpldmError as error:
             return str(error)

@@ -163,7 +163,7 @@ def test_any_text_is_a_filelist_or_a_filelist_error(parts, text, name):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("t", None, "no such filelist"),
+        ("t", None, "no filelist "),
         ("t", "", "empty"),
         ("t", "# nothing\n\n", "empty"),
         ("t", b"\xff\xfe", "UTF-8"),

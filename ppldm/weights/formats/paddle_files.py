@@ -26,7 +26,8 @@ def read_pdparams(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
     """Name to array, of those `wanted`, of a state dict of paddle.save; bfloat16 becomes float32. Raises ModelError."""
     with mapped(path, "Paddle") as data:
         arrays = {}
-        read = cache(lambda array: _widened(array.read()))  # once, whatever its names
+        # Once, whatever its names; bfloat16 is kept as uint16.
+        read = cache(lambda one: widen_bfloat16(found) if (found := one.read()).dtype == np.uint16 else found)
         for name, value in _parse(data).items():
             if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
                 value = value[1]  # of a tensor with its generated name
@@ -79,10 +80,6 @@ def _parse(data: memoryview) -> dict:
     if _SLICES in tree:
         raise Malformed("arrays in slices of 1 GiB, which no network here has")
     return tree
-
-
-def _widened(array: np.ndarray) -> np.ndarray:
-    return widen_bfloat16(array) if array.dtype == np.uint16 else array
 
 
 def _read_all(value, seen: dict, deeper: int):

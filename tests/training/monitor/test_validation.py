@@ -234,7 +234,7 @@ def launch(kind, flags, log_dir):
 
 def test_a_missing_list_is_blamed_on_its_own_flag(tiny, tmp_path):
     for flag in ("file_list", "validation_file_list"):
-        with pytest.raises(FilelistError, match=f"^--{flag}: no such filelist /nope; give a text file"):
+        with pytest.raises(FilelistError, match=f"^--{flag}: no filelist /nope; give a text file"):
             prepare_run(*parse_arguments(tiny.flags(tmp_path, **{flag: "/nope"}), loop=True))
 
 
