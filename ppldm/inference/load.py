@@ -200,7 +200,7 @@ class CascadeToImage(TextToImage):
         step = EFFNET_FACTOR / self._share
         for side in (height, width):
             if side <= 0 or side % step or side % downscale_factor(self.decoder.vqgan.config):
-                raise ConfigError(f"width {width}, height {height}: both must be multiples of {step:g}; change them")
+                raise ConfigError(f"width {width}, height {height}: choose multiples of {step:g}")
         return (self.model.prior.config.in_channels, round(height / step), round(width / step))
 
     def _control_size(self, height: int, width: int) -> tuple[int, int]:

@@ -161,8 +161,7 @@ def latent_shape(vae, height: int, width: int) -> tuple[int, int, int]:
     """(C, h, w) of latents by a VAE's config, of pictures so large in pixels. Raises ConfigError for wrong ones."""
     factor = downscale_factor(vae)
     if min(height, width) <= 0 or height % factor or width % factor:
-        what = f"multiples of {factor}, the VAE's downscaling factor"
-        raise ConfigError(f"width {width}, height {height}: both must be {what}; change them")
+        raise ConfigError(f"width {width}, height {height}: choose multiples of {factor}, as the VAE needs")
     return (vae["latent_channels"], height // factor, width // factor)
 
 

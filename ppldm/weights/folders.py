@@ -23,8 +23,8 @@ FURTHER_FOLDERS = {
 }  # fmt: skip
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 NOT_TEXT_TO_IMAGE = (
-    "{} is not a checkpoint of a text-to-image run; name one of such a run, which begins after that of its "
-    "autoencoder, or OUT/.before for what a quickstart had made before, or an autoencoder's OUT/vae where one is wanted"
+    "{} is not of a text-to-image model; name its run, or wait until that begins, as in a quickstart that still trains "
+    "its autoencoder (OUT/.before draws what it had made before); where a VAE is wanted, name OUT/vae"
 )
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 RUN_FILE = "run.json"

@@ -191,10 +191,8 @@ class ModelSource:
         self._refuse_average()
         folders = {kind: find_component(self.path, kind) for kind in kinds}
         if not any(folders.values()):
-            names = " or ".join(name for kind in kinds for name in COMPONENT_FOLDERS.get(kind, ()))
-            raise ModelError(
-                f"{self.path} has no folder {names}: it is not an exported pipeline, nor a checkpoint; name one"
-            )
+            what = " or ".join(kinds)
+            raise ModelError(f"{self.path} has no {what}: it is no pipeline or checkpoint; name one, or a run's folder")
         said = {name: value for name, value in _said(self.path).items() if name != "files"}
         components = {kind: _read_checked(kind, folder) for kind, folder in folders.items() if folder}
         stored = self.path / "scheduler" / "scheduler_config.json"

@@ -179,7 +179,7 @@ def test_there_are_a_hundred():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--size", "33x32"], "width 33, height 32: both must be multiples of 8"),
+        (["--size", "33x32"], "width 33, height 32: choose multiples of 8"),
         (["--device", "magic"], "magic"),
         (["--num-inference-steps", "1001"], "must be from 1 to 1000"),
         (["--sampler", "flow-euler"], "flow-euler does not draw with a model of"),

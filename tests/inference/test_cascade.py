@@ -122,7 +122,7 @@ def test_what_is_no_pair_of_stages_is_refused(stages, model, settings, message):
 
 def test_sides_must_divide(stages):
     model = ppldm.load(*stages[:1], decoder=stages[1])
-    with pytest.raises(ConfigError, match=re.escape("width 80, height 64: both must be multiples of 32; change them")):
+    with pytest.raises(ConfigError, match=re.escape("width 80, height 64: choose multiples of 32")):
         model.generate("x", height=64, width=80)
 
 

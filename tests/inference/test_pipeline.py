@@ -130,7 +130,7 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
     assert ppldm.load(tmp_path, tokenizer=folder / "compvis" / "tokenizer").fingerprint == model.fingerprint
     with pytest.raises(ModelError, match="no folder or file"):
         ppldm.load(tmp_path / "none")
-    with pytest.raises(ConfigError, match="width 64, height 30: both must be multiples of 8, the VAE's"):
+    with pytest.raises(ConfigError, match="width 64, height 30: choose multiples of 8, as the VAE needs"):
         model.generate("x", height=30, **FEW)
     with pytest.raises(ConfigError, match="--sampler dream is not one of"):
         model.generate("x", sampler="dream", **FEW)
@@ -142,7 +142,7 @@ def test_words_for_what_cannot_work(model, folder, tmp_path):
             model.generate("x", **settings, **FEW)
     assert model.generate("x", seed=(1 << 64) - 1, num_inference_steps=1).shape == (1, 1, 64, 64, 3)
     for side in ({"height": 0}, {"width": 0}):
-        with pytest.raises(ConfigError, match=" 0.*: both must be multiples of 8"):
+        with pytest.raises(ConfigError, match=" 0.*: choose multiples of 8"):
             model.generate("x", **side, **FEW)
     with pytest.raises(ConfigError, match="the prompt is not UTF-8 text, after 'a'"):
         model.generate("a\udcffb", **FEW)

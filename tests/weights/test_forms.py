@@ -294,7 +294,7 @@ def test_truncated_files_and_other_things_are_named(exported, tmp_path):
         open_model(tmp_path / "cut").read()
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
-    with pytest.raises(ModelError, match="pictures has no folder .* not an exported pipeline"):
+    with pytest.raises(ModelError, match="pictures has no .*: it is no pipeline or checkpoint; name one"):
         open_model(tmp_path / "pictures").read()
     (tmp_path / "text.ckpt").write_text("hello, this is no model")
     with pytest.raises(ModelError, match="text.ckpt is not a file of weights"):

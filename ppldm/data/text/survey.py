@@ -136,9 +136,7 @@ def survey(folder, flag: str = "--pictures") -> Survey:
     example = next(path for path in pictures if path not in described).relative_to(folder)
     remedy = f"write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
     if tables := _tables(folder):
-        remedy = (
-            f"the first line of {tables[0]} should be file_name,text, and each other line a picture and its caption"
-        )
+        remedy = f"each line of {tables[0]} should have a picture and its caption, and the first one file_name,text"
     elif above := _table_above(folder, pictures):
         remedy = f"{above} names them: give {flag} {above.parent}"
     raise DataError(
@@ -257,7 +255,7 @@ def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
     for path in pictures:
         known[str(path.absolute())] = known[str(path.relative_to(table.parent))] = path
     captions = {}
-    for values in _records(table, known):
+    for values in table_records(table, known):
         name = find_image(values) or next((one for one in values.values() if isinstance(one, str) and one in known), "")
         others = [column for column in values if values[column] != name]
         column = find_name(list(values), CAPTION_COLUMNS) or (others[0] if len(values) == 2 and others else None)
@@ -267,7 +265,7 @@ def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
     return captions
 
 
-def _records(table: Path, known) -> Iterator[dict]:
+def table_records(table: Path, known) -> Iterator[dict]:
     """The lines of a table, values by column; none of one that is not of its kind. A first line that names a picture of
     `known` is no header: the picture's name stands first, the caption second."""
     try:

@@ -281,12 +281,9 @@ def describe(manifest: dict) -> str:
     for reason, count in manifest["skipped"].items():
         example = manifest["examples"].get(reason)
         lines.append(f"  skipped, {reason}: {count}" + (f", for example {example[0]}" if example else ""))
-    if count := manifest.get(OTHER_PROFILES):
-        lines.append(f"  colour profile other than sRGB, ignored: {count_of(count, 'picture')}")
-    if count := manifest.get(ENCODED_ANEW):
-        lines.append(f"  made smaller or encoded anew: {count_of(count, 'picture')}")
-    remedy = "say which it is, as --caption-encoding latin-1 --redo"
-    return "\n".join(lines + describe_other_text(manifest, remedy))
+    told = {OTHER_PROFILES: "colour profile other than sRGB, ignored", ENCODED_ANEW: "made smaller or encoded anew"}
+    lines += [f"  {told[what]}: {count_of(manifest[what], 'picture')}" for what in told if manifest.get(what)]
+    return "\n".join(lines + describe_other_text(manifest, "say which it is, as --caption-encoding latin-1 --redo"))
 
 
 def _name_source(unit: Unit, source) -> str:

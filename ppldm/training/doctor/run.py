@@ -60,22 +60,20 @@ _MANY_BAD = 0.01  # share of the rows looked at
 def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> list[Finding]:
     """`found`, and what else there is; `facts` take in the memory by purpose and the forecast."""
     found = found + examine("device", _look_at_device, recipe)
-    resumed: list[tuple[Path, dict]] = []
+    resumed, missing = [], []  # (checkpoint, manifest) that the run goes on from; models that cannot be had
     found += examine("output", _look_at_output, recipe, resumed)
-    access = examine("access", _look_at_access, recipe)
-    found += access
+    found += (access := examine("access", _look_at_access, recipe, missing))
     found += examine("memory", _look_at_memory, recipe, given, facts)
-    seen, steps = _look_at_data(recipe, given.num_devices, any(one.status == "error" for one in access), resumed)
+    seen, steps = _look_at_data(recipe, given.num_devices, resumed)
     found += seen
     for checkpoint in resumed:
         found += examine("settings", _look_at_settings, recipe, given.num_devices, steps, *checkpoint)
+    again = [one for one in found if one.status == "error" and any(name in one.text for name in missing)]
+    found = [one for one in found if one in access or one not in again]
     would_run = all(one.status != "error" for one in found)
-    if would_run:  # a model that cannot be had stops a run; where another line has said so, once is enough
-        found = [replace(one, status="error") if one in access and one.status == "warning" else one for one in found]
-        would_run = all(one.status != "error" for one in found)
     done = resumed[0][1]["global_step"] if resumed else 0
     found = found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run, done)
-    # An error that was met before, as that of a model that is not there by all who look into it, is said once.
+    # An error that was met before is said once, as that of a model that is not there by all who look into it.
     said = [one.text if one.status == "error" else None for one in found]
     return [one for place, one in enumerate(found) if said[place] is None or said[place] not in said[:place]]
 
@@ -114,8 +112,8 @@ def _look_at_settings(recipe: Recipe, num_devices: int, max_steps: int, checkpoi
         yield Finding("settings", "error", f"{checkpoint} was trained with {'; '.join(said)}", _ACCEPT % names)
 
 
-def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
-    """That the hub gives the models that are named, to who asks, and those that stand where none is named."""
+def _look_at_access(recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
+    """That the hub gives the models that are named, or usual; `missing` takes in the names of the others."""
     model = recipe.model
     flags = {getattr(model, name): name for name, stated in options(type(model)).items() if stated.kind == "model"}
     if not getattr(model, "starts_from_pipeline", True):
@@ -123,7 +121,8 @@ def _look_at_access(recipe: Recipe) -> Iterator[Finding]:
     for name, flag in flags.items():
         here = not name or name in KNOWN_MODELS or Path(packaged_or(name)).expanduser().exists() or "://" in name
         if not here and not is_offline(getattr(model, "offline", False)):
-            yield _ask_hub(flag, name)
+            yield (found := _ask_hub(flag, name))
+            missing += [name] if found.status == "error" else []
 
 
 def _ask_hub(flag: str, name: str) -> Finding:
@@ -146,7 +145,7 @@ def _ask_hub(flag: str, name: str) -> Finding:
         return Finding("access", "error", f"the hub answers {status} for {repository}", fix)
     except (RequestException, OSError):
         fix = f"check --{flag}, or download the model where the network is and give its folder"
-        return Finding("access", "warning", f"there is no folder {name} here, and the hub cannot be reached", fix)
+        return Finding("access", "error", f"there is no folder {name} here, and the hub cannot be reached", fix)
     return judged("access", f"the hub has {repository}")
 
 
@@ -190,7 +189,7 @@ def _look_at_loaders(num_loaders: int, num_devices: int, memory, anonymous: int,
     yield judged("loaders' memory", text, warning=fix if short else "")
 
 
-def _look_at_data(recipe: Recipe, num_devices: int, no_access: bool, resumed: list) -> tuple[list[Finding], int]:
+def _look_at_data(recipe: Recipe, num_devices: int, resumed: list) -> tuple[list[Finding], int]:
     """(what is found, updates of the run)."""
     sources, selected = [], []
     found = examine("parts", look_at_parts, recipe, sources)
@@ -212,7 +211,7 @@ def _look_at_data(recipe: Recipe, num_devices: int, no_access: bool, resumed: li
         return found, _updates(recipe, 0, num_devices)
     found += examine("pictures", look_at_sizes, recipe, sources)
     max_length = getattr(recipe.model, "model_max_length", None)
-    if max_length and not no_access:
+    if max_length:
         fits = examine("tokenizer", _look_at_tokenizer, recipe)
         found += fits
         if fits and all(one.status == "ok" for one in fits):

@@ -189,7 +189,7 @@ def test_what_cannot_be_trained_on_is_refused_with_the_remedy(folder, tmp_path):
     (folder / "DSC12.txt").write_text("a cat")
     assert "DSC16.png say nothing; write one into DSC16.txt" in refusal(folder)
     (folder / "list.csv").write_text("what,it,shows\nDSC12.png,1,2\n")
-    assert f"the first line of {folder}/list.csv should be file_name,text" in refusal(folder)
+    assert f"each line of {folder}/list.csv should have a picture and its caption, and the first one" in refusal(folder)
     (folder / "list.csv").unlink()
     for path in folder.glob("DSC*"):
         path.unlink()

@@ -338,6 +338,24 @@ def test_a_changed_picture_of_a_table_changes_its_part(tmp_path):
     assert read_all(tmp_path / "out", manifest)[4].image == picture(99, (20, 9))
 
 
+@pytest.mark.parametrize("table", ["metadata.csv", "metadata.jsonl"])
+def test_pictures_that_the_table_of_a_folder_does_not_name_are_told(tmp_path, caplog, table):
+    names = [tmp_path / "in" / name for name in ("a.png", "b.png", "below/c.png", "below/d.png")]
+    for name in names:
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_bytes(picture(1, (8, 8)))
+    said = [{"file_name": "./a.png", "text": "a"}, {"file_name": "below/c.png", "text": "c"}]
+    lines = map(json.dumps, said) if table.endswith("l") else ["file_name,text", "./a.png,a", "below/c.png,c"]
+    (tmp_path / "in" / table).write_text("\n".join(lines))
+    assert run(tmp_path / "in", tmp_path / "out")["rows_out"] == 2
+    assert f"{tmp_path / 'in'}: 2 files such as b.png are not read" in caplog.text
+    caplog.clear()
+    (tmp_path / "in/b.png").unlink()
+    (tmp_path / "in/below/d.png").unlink()
+    run(tmp_path / "in", tmp_path / "again")
+    assert "are not read" not in caplog.text
+
+
 def test_sources_that_give_nothing_are_named_errors(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images in"):
