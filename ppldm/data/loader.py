@@ -32,6 +32,7 @@ import paddle
 
 from ..utils.errors import DataError, PpldmError, debugging, describe
 from ..utils.log import get_logger
+from ..utils.machine.devices import current_kind
 from ..utils.processes.signals import end_with_parent
 from ..utils.store.cache import bring, in_store
 from .dataset import TextImageDataset
@@ -118,7 +119,7 @@ class BatchLoader:
         """A batch, its arrays in a slot where there are any, or the text of the error that there was instead."""
         try:
             batch = self._dataset.make_batch(keys, self._sampler.strata(number))
-            if not self._slots and paddle.get_device() == "cpu":
+            if not self._slots and current_kind().is_cpu:
                 return _to_tensors(batch)  # by the core in whose cache it lies
             return self._slots.put(number, batch) if self._slots else batch
         except PpldmError as error:
@@ -175,8 +176,7 @@ class _Worker:
             return self._pipe.recv()
         except (EOFError, OSError):
             self._process.join()
-        status = self._process.exitcode or 0
-        how = f"was killed by signal {-status}" if status < 0 else "ended"
+        how = f"was killed by signal {-status}" if (status := self._process.exitcode or 0) < 0 else "ended"
         return (
             f"data worker {self._process.pid} {how}; if memory was short, use fewer --dataloader_num_workers; the same "
             "command goes on from the last checkpoint"
