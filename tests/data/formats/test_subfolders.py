@@ -132,7 +132,7 @@ def test_what_is_not_read_beside_pictures_is_named(tmp_path, caplog):
     (tmp_path / "pictures" / "part_1.csv").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
         find_units(tmp_path / "pictures")
-    assert "3 files such as more.tar are not read beside pictures" in caplog.text
+    assert "3 files such as more.tar are not read beside a table, pictures" in caplog.text
 
 
 def test_a_folder_that_cannot_be_listed_is_one_line(tmp_path, monkeypatch):
