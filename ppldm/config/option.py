@@ -266,7 +266,7 @@ def parse_known(parser: argparse.ArgumentParser, argv: list[str]) -> tuple[argpa
     try:
         return parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        text = str(error).replace("invalid int value", "not a whole number").replace("invalid float value", "no number")
+        text = str(error).replace("invalid int value", "not an integer").replace("invalid float value", "not a number")
         raise ConfigError(f"{text} (`--help` explains every flag)") from error
 
 

@@ -126,8 +126,7 @@ def describe_prompts(pipeline, texts: Iterable[str], weighted: bool = False, has
 
 def _unknown(tokenizer, texts: list[str]) -> str:
     found = tokenizer.unknown_words([_LORA.sub(" ", text) for text in texts])
-    words = [word for word in found if not {*word} <= {*punctuation}]
-    shown = []
+    words, shown = [word for word in found if not {*word} <= {*punctuation}], []
     for word in words[:_SHOWN_WORDS]:  # only words with the same first letter are compared
         near = nearest(word.lower(), sorted(one for one in tokenizer.seen or () if one[0] == word[0].lower()), _NEAR)
         where = next((text for text in texts if word.lower() in text.lower()), "") if len(texts) > 2 else ""

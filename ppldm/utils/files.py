@@ -101,8 +101,8 @@ def meant_path(path, otherwise: str = "check the path") -> str:
     """ "did you mean PATH?" with the nearest path that is there; where none is near, what to say otherwise."""
     found = Path(Path(path).anchor)
     for piece in Path(path).relative_to(found).parts:
-        names = os.listdir(found)[:_MOST_NAMES] if found.is_dir() and os.access(found, os.R_OK) else []
-        near = piece if (found / piece).exists() else nearest(piece, names, 0.75)
+        names = os.listdir(found)[:_MOST_NAMES] if os.path.isdir(found) and os.access(found, os.R_OK) else []
+        near = piece if os.path.exists(found / piece) else nearest(piece, names, 0.75)
         if not near:
             return otherwise
         found /= near

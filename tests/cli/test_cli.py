@@ -42,7 +42,7 @@ def test_every_command_is_there_with_its_help(capsys):
         (["watch", "--runs", "x"], "unknown flag --runs; give only its value, without a flag"),
         (["watch", "x", "--xtr"], "unknown flag --xtr; `--help` lists the known ones"),
         (["demo-data"], "required: --out"),
-        (["demo-data", "--out", "x", "--size", "big"], "not a whole number: 'big'"),
+        (["demo-data", "--out", "x", "--size", "big"], "not an integer: 'big'"),
     ],
 )
 def test_mistakes_are_one_line(argv, message):

@@ -19,6 +19,7 @@ from ppldm.utils.files import (
     local_path,
     lock_folder,
     make_output_dir,
+    meant_path,
     naming_full_disk,
     read_json_object,
     remove_dir,
@@ -309,3 +310,17 @@ def test_a_json_object_that_cannot_be_read(tmp_path, content, said):
 def test_a_json_object_is_read(tmp_path):
     (tmp_path / "f.json").write_text('{"a": 1}')
     assert read_json_object(tmp_path / "f.json", ConfigError) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "path, said",
+    [
+        ("picturs", "did you mean pictures?"),
+        ("picturs/cat", "did you mean pictures/cats?"),
+        *((path, "otherwise") for path in ("pictures", "zzz", ".", "/", "a" * 300, f"pictures/{'b' * 300}/c", "x\0y")),
+    ],
+)
+def test_the_nearest_path_is_meant_and_none_is_an_error(tmp_path, monkeypatch, path, said):
+    (tmp_path / "pictures/cats").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert meant_path(path, "otherwise") == said

@@ -5,11 +5,13 @@ columns are metadata, numbers as numbers. In `layout=control` the first of CONTR
 import csv
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ...utils.errors import PartError, RowError
+from ...utils.log import get_logger
 from . import base
+from .folder import list_pictures
 from .index import CSV_RECORDS, Index, IndexSpec, stat_part
 from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
 from .row import Row, decode_text, find_name
@@ -55,6 +57,8 @@ class CsvTable(base.IndexedRows):
                 f"none of the first {len(table)} pictures that {self.path} names can be read; they are looked for from "
                 f"the folder {self.path.parent.resolve()}"
             )
+        if self.path.name in IMAGEFOLDER_TABLES:
+            warn_of_unnamed(self.path, list_images(self.path, self._has_control))
         return base.store_rows(self.path, self.spec, table)
 
     def _decode(self, data: bytes, where: str) -> Row:
@@ -73,6 +77,13 @@ def list_images(path: Path, has_control: bool = False) -> Iterator[Path]:
         kinds = (IMAGE_COLUMNS, CONTROL_COLUMNS) if has_control else (IMAGE_COLUMNS,)
         named = [columns.index(base.find_column(columns, kind, path)) for kind in kinds]
         yield from (path.parent / fields[one] for _, _, fields in records for one in named if one < len(fields))
+
+
+def warn_of_unnamed(table: Path, named: Iterable[Path]) -> None:
+    """Say how many pictures beside and below a table are not among those that its lines name."""
+    pictures, lines = (set(map(os.path.normpath, paths)) for paths in (list_pictures(table.parent), named))
+    if left := sorted(pictures - lines):
+        get_logger().warning("%s: no line for %d picture(s) such as %s", table, len(left), left[0])
 
 
 def read_table(file, path: Path, has_control: bool = False) -> tuple[list[str], Iterator[tuple[int, int, list[str]]]]:

@@ -197,8 +197,7 @@ def _list(folder: Path, flag: str) -> list[Path]:
         pictures = [path for path in pictures if not {*outputs} & {*path.parents}]
         names = [name for name, is_folder in entries_of(folder) if not is_folder]
     except OSError as error:
-        is_missing = isinstance(error, FileNotFoundError)
-        what = "is not there" if is_missing else f"cannot be read ({error.strerror})"
+        what = "is not there" if isinstance(error, FileNotFoundError) else f"cannot be read ({error.strerror})"
         raise ConfigError(f"{flag} {folder} {what}; {meant_path(folder, 'name a folder of pictures')}") from error
     packed = [name for name in names if name.endswith((".tar", ".parquet", ".mds", ".gz"))]
     if packed and not pictures:
@@ -255,7 +254,7 @@ def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
     for path in pictures:
         known[str(path.absolute())] = known[str(path.relative_to(table.parent))] = path
     captions = {}
-    for values in table_records(table, known):
+    for values in _records(table, known):
         name = find_image(values) or next((one for one in values.values() if isinstance(one, str) and one in known), "")
         others = [column for column in values if values[column] != name]
         column = find_name(list(values), CAPTION_COLUMNS) or (others[0] if len(values) == 2 and others else None)
@@ -265,7 +264,7 @@ def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
     return captions
 
 
-def table_records(table: Path, known) -> Iterator[dict]:
+def _records(table: Path, known) -> Iterator[dict]:
     """The lines of a table, values by column; none of one that is not of its kind. A first line that names a picture of
     `known` is no header: the picture's name stands first, the caption second."""
     try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ...data.filelist import write_filelist
+from ...data.formats.csv_table import IMAGEFOLDER_TABLES, warn_of_unnamed
 from ...data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT
 from ...data.formats.row import (
     EXAMPLES_PER_REASON,
@@ -296,7 +297,10 @@ def _name_source(unit: Unit, source) -> str:
 
 def _spans_of(unit: Unit, rows: int, caption_encoding: str) -> list[Span]:
     with noting_other_text(caption_encoding):
-        return unit.spans(rows)
+        spans = unit.spans(rows)
+        if unit.path.name in IMAGEFOLDER_TABLES:
+            warn_of_unnamed(unit.path, (piece.path for span in spans for piece in unit.input_pieces(span)))
+        return spans
 
 
 def _sweep(out: Path | AddressPath, parts: set[str]) -> None:

@@ -5,10 +5,9 @@ that memory does not grow. Every row that it knows of comes out; in place of one
 With `has_control`, every row must have a second image.
 """
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, pairwise
 from pathlib import Path
@@ -24,7 +23,6 @@ from ...data.formats.folder import (
     assemble_row,
     decode_meta,
     entries_of,
-    list_pictures,
     list_samples,
     read_sample,
     split_name,
@@ -34,8 +32,8 @@ from ...data.formats.mds import MdsLayout, is_packed, open_samples, unpacked_nam
 from ...data.formats.parquet_table import open_table, read_records, split_record
 from ...data.formats.row import Row
 from ...data.formats.tar import read_samples, scan_samples
-from ...data.text.survey import has_captions_beside, table_records, write_table
-from ...utils.errors import ConfigError, DataError, PartError, PpldmError, RowError
+from ...data.text.survey import has_captions_beside, write_table
+from ...utils.errors import ConfigError, DataError, PartError, RowError
 from ...utils.files import as_path, meant_path
 from ...utils.finished import Piece
 from ...utils.log import get_logger
@@ -360,7 +358,7 @@ def find_units(path, has_control: bool = False) -> list[Unit]:
         return [CsvUnit(write_table(path))]
     for folder, names in passed:
         get_logger().warning(
-            "%s: %d files such as %s are not read beside a table, pictures, tars or folders; name them to read them",
+            "%s: %d files such as %s are not read beside pictures, tars or folders; name them to read them",
             folder, len(names), names[0],
         )  # fmt: skip
     units = [replace(unit, has_control=has_control) for unit in units]
@@ -370,15 +368,6 @@ def find_units(path, has_control: bool = False) -> list[Unit]:
             f"the same base name, folders of them, or files {', '.join(_FILE_KINDS)}"
         )
     return units
-
-
-def _unnamed(table: Path) -> list[str]:
-    """The pictures beside and below a table that none of its lines names; none where lines cannot be read."""
-    with suppress(PpldmError):
-        texts = (text for values in table_records(table, ()) for text in values.values() if isinstance(text, str))
-        named, pictures = {os.path.normpath(table.parent / text) for text in texts}, list_pictures(table.parent)
-        return [str(one.relative_to(table.parent)) for one in pictures if os.path.normpath(one) not in named]
-    return []
 
 
 def _units_of_folder(folder: Path, passed: list[tuple[Path, list[str]]]) -> Iterator[Unit]:
@@ -398,7 +387,6 @@ def _units_of_folder(folder: Path, passed: list[tuple[Path, list[str]]]) -> Iter
     files, folders = sorted(sorted(files), key=natural_key), sorted(sorted(folders), key=natural_key)
     if tables := [name for name in files if name in csv_table.IMAGEFOLDER_TABLES]:
         yield _unit_of_file(folder / tables[0])  # which may name pictures of subfolders
-        passed += [(folder, unnamed)] if (unnamed := _unnamed(folder / tables[0])) else []
         return
     tars = [name for name in files if _suffix(name) == ".tar"]
     own: list[Unit] = [FolderUnit(folder)] if has_images else [_unit_of_file(folder / name) for name in tars]

@@ -70,8 +70,7 @@ def look_at_run(recipe: Recipe, given, found: list[Finding], facts: dict) -> lis
         found += examine("settings", _look_at_settings, recipe, given.num_devices, steps, *checkpoint)
     again = [one for one in found if one.status == "error" and any(name in one.text for name in missing)]
     found = [one for one in found if one in access or one not in again]
-    would_run = all(one.status != "error" for one in found)
-    done = resumed[0][1]["global_step"] if resumed else 0
+    would_run, done = all(one.status != "error" for one in found), resumed[0][1]["global_step"] if resumed else 0
     found = found + examine("forecast", _look_ahead, recipe, given, steps, facts, would_run, done)
     # An error that was met before is said once, as that of a model that is not there by all who look into it.
     said = [one.text if one.status == "error" else None for one in found]
@@ -122,7 +121,7 @@ def _look_at_access(recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
         here = not name or name in KNOWN_MODELS or Path(packaged_or(name)).expanduser().exists() or "://" in name
         if not here and not is_offline(getattr(model, "offline", False)):
             yield (found := _ask_hub(flag, name))
-            missing += [name] if found.status == "error" else []
+            missing += [name] if found.status == "error" and "/" in name else []  # others may stand in any text
 
 
 def _ask_hub(flag: str, name: str) -> Finding:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from ppldm.data.filelist import read_sources
+from ppldm.data.formats.csv_table import CsvTable
 from ppldm.data.formats.open import open_part
 from ppldm.evaluation.pictures import open_pictures
 from ppldm.prepare.convert.units import find_units
@@ -132,7 +133,17 @@ def test_what_is_not_read_beside_pictures_is_named(tmp_path, caplog):
     (tmp_path / "pictures" / "part_1.csv").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
         find_units(tmp_path / "pictures")
-    assert "3 files such as more.tar are not read beside a table, pictures" in caplog.text
+    assert "3 files such as more.tar are not read beside pictures" in caplog.text
+
+
+@pytest.mark.parametrize("name, told", [("metadata.csv", 1), ("table.csv", 0)])
+def test_a_training_on_a_table_is_told_once_which_pictures_it_leaves_out(tmp_path, caplog, name, told):
+    for place, letter in enumerate("ab"):
+        (tmp_path / f"{letter}.png").write_bytes(picture(place))
+    (tmp_path / name).write_text("file_name,text\na.png,a\n")
+    for _ in range(2):
+        assert CsvTable(tmp_path / name).read(0).caption == "a"
+    assert caplog.text.count(f"{name}: no line for 1 picture(s) such as {tmp_path / 'b.png'}") == told
 
 
 def test_a_folder_that_cannot_be_listed_is_one_line(tmp_path, monkeypatch):

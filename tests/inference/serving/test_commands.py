@@ -37,7 +37,7 @@ BAD = [
     (["--model", ""], "--model"),
     *((["--model", "m", f"--max_{name}", value], f"--max-{name.replace('_', '-')} {value} must be above 0")
       for name in LIMITS for value in ("0", "-1")),
-    *((["--model", "m", f"--max-{name.replace('_', '-')}", value], "not a whole number: ")
+    *((["--model", "m", f"--max-{name.replace('_', '-')}", value], "not an integer: ")
       for name in LIMITS for value in ("x", "1.5", "")),
     *((["--model", "m", "--port", value], "--port") for value in ("-1", "65536", "99999999999", "x", "80.5", "")),
     *((["--model", "m", "--token_file", value], "--token-file")

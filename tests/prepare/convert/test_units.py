@@ -345,15 +345,18 @@ def test_pictures_that_the_table_of_a_folder_does_not_name_are_told(tmp_path, ca
         name.parent.mkdir(parents=True, exist_ok=True)
         name.write_bytes(picture(1, (8, 8)))
     said = [{"file_name": "./a.png", "text": "a"}, {"file_name": "below/c.png", "text": "c"}]
-    lines = map(json.dumps, said) if table.endswith("l") else ["file_name,text", "./a.png,a", "below/c.png,c"]
+    lines = ["file_name,text", "./a.png,a", "below/c.png,c", "too,many,fields"]
+    if table.endswith("l"):
+        lines = [*map(json.dumps, said), '{"a line": "that breaks off']
     (tmp_path / "in" / table).write_text("\n".join(lines))
     assert run(tmp_path / "in", tmp_path / "out")["rows_out"] == 2
-    assert f"{tmp_path / 'in'}: 2 files such as b.png are not read" in caplog.text
+    said = f"{tmp_path / 'in' / table}: no line for 2 picture(s) such as {tmp_path / 'in/b.png'}"
+    assert said in caplog.text
     caplog.clear()
     (tmp_path / "in/b.png").unlink()
     (tmp_path / "in/below/d.png").unlink()
     run(tmp_path / "in", tmp_path / "again")
-    assert "are not read" not in caplog.text
+    assert "no line" not in caplog.text
 
 
 def test_sources_that_give_nothing_are_named_errors(tmp_path):
