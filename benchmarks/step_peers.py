@@ -10,8 +10,9 @@ runs the sides are compared: the loss and the gradient of every weight must diff
 or the benchmark fails. Both take our sinusoids of the timesteps: the last bit of a frequency counts 1000 times there.
 
 A training is UPDATES updates of quickstart's networks, by each side on the same batches from the same weights, others
-in each training. It fails where a loss of ours differs from PyTorch's by more than 1e-5 of itself, or where our weights
-end farther from PyTorch's, as a share of their way (the length of their change), than those of Paddle's own operators.
+in each training, and by PyTorch once more in float64 (`exact`), which tells how far float32 carries. It fails where a
+loss of ours differs from the exact one by more than 1e-5 of itself, or where our weights end farther from the exact
+ones, as a share of their way (the length of their change), than PyTorch's.
 
 Run it with nothing beside it.
 """
@@ -31,6 +32,7 @@ from results import add_result_flags, processor, save_results
 ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = ROOT / "ppldm/config/networks"
 SIDES = ("ours", "plain", "pytorch")
+EXACT = "exact"  # of trainings: PyTorch in float64
 PARTS = ("encode", "forward", "backward", "optimizer")
 BAR = 1e-5  # of differences
 UPDATES, LOSS_BAR = 100, 1e-5  # of a training
@@ -145,13 +147,13 @@ class PaddleSide:
 class TorchSide:
     """diffusers' networks and PyTorch's AdamW, with the weights of the other side."""
 
-    def __init__(self, case: dict, folder: Path, learns: bool):
+    def __init__(self, case: dict, folder: Path, learns: bool, exact: bool = False):
         import diffusers
         import torch
         from diffusers.pipelines.latent_diffusion.pipeline_latent_diffusion import LDMBertConfig, LDMBertModel
 
         torch.set_num_threads(case["threads"])
-        self.torch, configs = torch, case["networks"]
+        self.torch, configs, self.dtype = torch, case["networks"], torch.float64 if exact else torch.float32
         nets = {"unet": diffusers.UNet2DConditionModel(**configs["unet"]),
                 "text_encoder": LDMBertModel(LDMBertConfig(**configs["text_encoder"]))}  # fmt: skip
         if "vae" in configs:
@@ -163,13 +165,14 @@ class TorchSide:
             arrays = {name: weights[f"{kind}.{name}"] for name in net.state_dict()}
             net.load_state_dict({name: torch.tensor(one.T.copy() if f"{kind}.{name}" in self.turned else one)
                                  for name, one in arrays.items()})  # fmt: skip
+            net.to(self.dtype)
         nets["text_encoder"].to_logits.requires_grad_(False)
-        sinusoids = torch.tensor(np.load(folder / "gradients.npz")["sinusoids"])
+        sinusoids = torch.tensor(np.load(folder / "gradients.npz")["sinusoids"], dtype=self.dtype)
         nets["unet"].time_proj.forward = lambda timesteps: sinusoids[timesteps]
         self.nets, self.scale = nets, nets["vae"].config.scaling_factor if "vae" in nets else 0.18215
         self.batch = self.take(make_batch(case))
         betas = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2
-        self.levels = torch.cumprod(1 - betas, 0).float()
+        self.levels = torch.cumprod(1 - betas, 0).to(self.dtype)
         self.learned = {f"{kind}.{name}": one for kind, net in nets.items() for name, one in net.named_parameters()
                         if one.requires_grad}  # fmt: skip
         self.optimizer = torch.optim.AdamW(self.learned.values(), 1e-4, weight_decay=1e-2) if learns else None
@@ -192,7 +195,8 @@ class TorchSide:
             sys.exit(f"{name} differs by {worst[name]:.1e} of its largest value, more than {BAR}")
 
     def take(self, batch):
-        return {name: self.torch.tensor(value) for name, value in batch.items()}
+        arrays = {name: self.torch.tensor(value) for name, value in batch.items()}
+        return {name: one.to(self.dtype) if one.is_floating_point() else one for name, one in arrays.items()}
 
     def turn(self, name: str, value) -> np.ndarray:
         """As Paddle has it."""
@@ -253,8 +257,8 @@ def serve(name: str, side: str, folder: Path, seed: int) -> None:
     """A side: one line of JSON when it is ready, and one for each step, or training, that a line of standard input asks
     for."""
     case, learns = case_of(name), name != "sd15"
-    if side == "pytorch":
-        made = TorchSide(case, folder, learns)
+    if side in ("pytorch", EXACT):
+        made = TorchSide(case, folder, learns, side == EXACT)
     else:
         made = PaddleSide(case, folder, side == "ours", learns, seed)
     print(json.dumps({}), flush=True)
@@ -312,23 +316,26 @@ def measure(name: str, sides: list[str], steps: int) -> dict:
 
 
 def compare_trainings(seed: int) -> dict[str, dict[str, float]]:
-    """Of both Paddle sides: the largest relative difference of a loss to PyTorch's, and that of the weights at the end
-    as a share of their way."""
+    """Of each side, and of both Paddle sides beside PyTorch too: the largest relative difference of a loss to the exact
+    one, and that of the weights at the end as a share of their way."""
     losses = {}
     with tempfile.TemporaryDirectory() as folder:
-        for side in SIDES:
+        for side in (*SIDES, EXACT):
             process = Process("quickstart", side, Path(folder), seed)
             losses[side] = np.array(process.ask("train")["losses"])
             process.close()
-        arrays = {name: np.load(Path(folder, f"{name}.npz")) for name in ("weights", *SIDES)}
+        arrays = {name: np.load(Path(folder, f"{name}.npz")) for name in ("weights", *SIDES, EXACT)}
 
         def length(one: str, two: str) -> float:
             pairs = ((arrays[one][name].astype(np.float64), arrays[two][name]) for name in arrays["ours"])
             return sum(float(np.square(a - b).sum()) for a, b in pairs) ** 0.5
 
-        return {side: {"losses": float(np.abs(losses[side] / losses["pytorch"] - 1).max()),
-                       "weights": length(side, "pytorch") / length("pytorch", "weights")}
-                for side in ("ours", "plain")}  # fmt: skip
+        def apart(side: str, other: str) -> dict[str, float]:
+            return {"losses": float(np.abs(losses[side] / losses[other] - 1).max()),
+                    "weights": length(side, other) / length(other, "weights")}  # fmt: skip
+
+        found = {side: apart(side, EXACT) for side in SIDES}
+        return found | {f"{side}, to PyTorch": apart(side, "pytorch") for side in SIDES if side != "pytorch"}
 
 
 def figures(steps: list[dict]) -> dict:
@@ -368,9 +375,9 @@ def main() -> None:
         found[f"training {seed}"] = apart = compare_trainings(seed)
         for side, one in apart.items():
             told = f"losses {one['losses']:.1e}, weights {one['weights']:.1e} of their way"
-            print(f"training {seed}: {side} from PyTorch: {told}", flush=True)
-        if apart["ours"]["losses"] > LOSS_BAR or apart["ours"]["weights"] > apart["plain"]["weights"]:
-            sys.exit(f"a loss differs by more than {LOSS_BAR}, or weights by more than those of Paddle's own operators")
+            print(f"training {seed}: {side if ',' in side else f'{side}, to float64'}: {told}", flush=True)
+        if apart["ours"]["losses"] > LOSS_BAR or apart["ours"]["weights"] > apart["pytorch"]["weights"]:
+            sys.exit(f"a loss is more than {LOSS_BAR} from float64's, or weights are farther from it than PyTorch's")
     for name in () if arguments.trainings else arguments.cases:
         sides = [side for side in arguments.sides if name != "sd15" or side != "plain"]
         found[name] = measure(name, sides, arguments.steps if name == "quickstart" else max(3, arguments.steps // 4))
