@@ -79,18 +79,18 @@ def recipe_of(settings: dict[str, Setting], config: type) -> Recipe:
 
 
 @contextmanager
-def naming_origins(settings: dict[str, Setting]):
-    """Errors of the block that name a flag begin with what gave its value: a file, a preset, or its default."""
+def naming_origins(settings: dict[str, Setting], kind: type[PpldmError] = PpldmError):
+    """Errors of this kind that name a flag say what gave its value: a file, a preset, or nobody."""
     try:
         yield
-    except PpldmError as error:
+    except kind as error:
         origins = {key.rpartition(".")[2]: one.origin for key, one in settings.items()}
         named = [origins.get(name, "flag") for name in re.findall(r"--(\w+)", str(error))]
-        default = "the default" if named[:1] == ["default"] else None
-        origin = next((one for one in named if one not in ("default", "flag", "override", "tree")), default)
-        if origin is None:
-            raise
-        raise type(error)(f"{origin}: {error}") from error
+        if origin := next((one for one in named if one not in ("default", "flag", "override", "tree")), None):
+            raise type(error)(f"{origin}: {error}") from error
+        if named[:1] == ["default"]:
+            raise type(error)(re.sub(r"^(--\w+)", r"\1 is not given; its default", str(error))) from error
+        raise
 
 
 class _Given:
@@ -124,11 +124,10 @@ def flatten(tree: dict) -> dict:
     """A recipe's tree as dotted keys to values, such as data.resolution."""
     found = {}
     for section, given in tree.items():
-        found |= (
-            {f"{section}.{name}": value for name, value in given.items()}
-            if isinstance(given, dict) and given
-            else {section: given or None}
-        )
+        if isinstance(given, dict) and given:
+            found |= {f"{section}.{name}": value for name, value in given.items()}
+        else:
+            found[section] = given or None
     return found
 
 

@@ -100,9 +100,9 @@ class FirstTraining:
             how = "too blurred" if self.psnr < _GOOD_PSNR else "well enough"
             used = "is trained on them first" if self.trains_autoencoder else "is used as it is"
             lines.append(f"the package's autoencoder gives them back {how} (PSNR {self.psnr:.1f} dB): it {used}")
-        if small := sum(side < self.resolution for side in self.found.sides):
-            lines.append(f"{small} of {len(self.found.sides)} pictures looked at are damaged or have a side under "
-                         f"{self.resolution} pixels, and are left out")  # fmt: skip
+        if small := sum(0 < side < self.resolution for side in self.found.sides.values()):
+            lines.append(f"{small} of {len(self.found.sides)} pictures looked at have a side under {self.resolution} "
+                         "pixels, and are left out")  # fmt: skip
         trained = f"{self.autoencoder_steps} updates of the autoencoder and " * self.trains_autoencoder
         size = f"{self.resolution} x {self.resolution} pixels (squares: what is wider or higher is cut)"
         return [*lines, f"{size}, {trained}{self.steps} updates of the text-to-image model"]

@@ -54,8 +54,7 @@ class Model(nn.Layer):
     components whose moments, and hidden states, may be computed ahead. empty_end: the id of the token that ends a
     caption where those of an empty one are zeros. keep_moments: keeps what is computed of pixels: (places int64 [M, 3],
     moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of its networks.
-    num_updates: how many updates are done. compiled_predict: called in place of `predict` in training, where it is
-    set."""
+    num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set."""
 
     process = None
     inputs: dict[str, Any] = {}

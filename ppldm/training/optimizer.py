@@ -131,8 +131,7 @@ def autocast(arguments: TrainingOptions):
 
 
 def decorate(model, optimizer, arguments: TrainingOptions) -> None:
-    """Cast for O2 all components but those that stay in float32, in place, once all is built; nothing for O1 and
-    float32."""
+    """For O2, once all is built: cast in place all components but those that stay in float32."""
     if is_mixed(arguments) and arguments.fp16_opt_level == "O2":
         half = half_type(arguments)
         paddle.amp.decorate(_cast_layers(model), optimizer, level="O2", dtype=half, master_grad=True)
@@ -186,8 +185,7 @@ def half_type(arguments: TrainingOptions) -> str:
 
 class FusedAdamW(paddle.optimizer.AdamW):
     """`paddle.optimizer.AdamW` through Paddle's `fused_adam_` kernel, which Paddle 3.3 has and does not use: one launch
-    for the parameters of one type, rate and weight decay. The same formula and state; results differ in the last bits
-    at most."""
+    for the parameters of one type, rate and weight decay. Only the last bits of its results differ."""
 
     def _create_optimization_pass(self, *args, **kwargs):
         self._groups: dict[tuple, list] = {}

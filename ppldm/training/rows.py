@@ -168,8 +168,7 @@ def remedies_for(found: Coverage, max_length: int) -> list[str]:
 
 
 def report_captions(dataset: TextImageDataset) -> None:
-    """Log the shares of empty captions, of unknown words and of captions that are cut, with a remedy where they are
-    large."""
+    """Log the shares of empty captions, unknown words and cut captions, with a remedy where they are large."""
     (found, _), max_length = measure_captions(dataset), dataset.tokenizer.max_length
     remedies = remedies_for(found, max_length)
     log = get_logger().warning if remedies else get_logger().info

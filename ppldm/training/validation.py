@@ -49,8 +49,7 @@ def undisturbed(state: TrainingState):
 
 
 class HeldOut:
-    """`num_rows` rows of a data set, at most, spread evenly over it, in batches of `batch_size`, at most, and
-    of one shape each."""
+    """At most `num_rows` rows of a data set, spread evenly, in batches of one shape and at most `batch_size`."""
 
     def __init__(self, dataset: TextImageDataset, num_rows: int, batch_size: int):
         self.dataset = dataset
@@ -111,8 +110,7 @@ def make_validation(
 
 
 def current_prompts(output_dir: Path, world: World) -> list[str]:
-    """The prompts of control/prompts.txt, the same on all ranks; none where there is no such file, or no sound one.
-    A collective call."""
+    """The prompts of control/prompts.txt, the same on all ranks; none without a sound file. A collective call."""
     return gather_objects(_read_prompts(Path(output_dir, CONTROL_DIR, PROMPTS_FILE)) if world.is_main else [], world)[0]
 
 

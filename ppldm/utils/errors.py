@@ -162,6 +162,8 @@ def _tell(error: BaseException) -> tuple[str, int]:
         return f"error: out of memory{quoted}; use smaller batches or pictures, or a machine with more", 1
     if isinstance(error, OSError) and error.errno in FULL_DISK and not debugging():
         return f"error: {one_line(_describe_full_disk(error))}", OutputError.exit_status
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG and not debugging():
+        return f"error: too long for the name of a file: {one_line(str(error.filename), _LONGEST_QUOTE)}", 2
     # Names of files are bytes; some libraries take only those that are UTF-8.
     named = str(error.object) if isinstance(error, UnicodeEncodeError) and not debugging() else ""
     if any("\udc80" <= one <= "\udcff" for one in named):

@@ -8,6 +8,7 @@ import pytest
 from command_line import make_recipe, tree_of
 
 from ppldm.config.data import DataOptions
+from ppldm.config.load import Setting
 from ppldm.config.option import Bounds, Needs, identity_of, option, options
 from ppldm.config.recipe import (
     SECTIONS,
@@ -15,11 +16,12 @@ from ppldm.config.recipe import (
     flatten,
     groups_of,
     idle_settings,
+    naming_origins,
     schema_of,
     sections_of,
 )
 from ppldm.config.training import TrainingOptions
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, FilelistError
 
 
 @dataclass(kw_only=True)
@@ -34,6 +36,25 @@ class Config:
     def check(self) -> None:
         if self.width % 2:
             raise ConfigError(f"--width {self.width} must be even")
+
+
+@pytest.mark.parametrize(
+    "origin, message, told",
+    [
+        ("default", "--width 3 must be even", "--width is not given; its default 3 must be even"),
+        ("default", "--width: no such part", "--width is not given; its default: no such part"),
+        ("default", "lower --width", "lower --width"),
+        ("run.yaml:2", "--width 3 must be even", "run.yaml:2: --width 3 must be even"),
+        ("flag", "--width 3 must be even", "--width 3 must be even"),
+    ],
+)
+def test_an_error_about_a_setting_says_who_gave_it(origin, message, told):
+    settings = {"model.width": Setting(3, origin)}
+    with pytest.raises(FilelistError) as error, naming_origins(settings, FilelistError):
+        raise FilelistError(message)
+    assert str(error.value) == told
+    with pytest.raises(ConfigError, match=message), naming_origins(settings, FilelistError):
+        raise ConfigError(message)  # of another kind
 
 
 def test_names_are_unique_over_all_groups_and_sections_are_known():

@@ -1,9 +1,9 @@
 """One training, and the files of ppldm that it goes through:  python traced_run.py OUT.json FLAGS
 
-Runs `ppldm train FLAGS` in this process, and ends it at the third update. OUT gets lists of files below ppldm/:
+Runs `ppldm train FLAGS` in this process, and ends it at update LATER + 1. OUT gets lists of files below ppldm/:
 `first_update`, where a function is entered from main() to the first step of the optimizer; `later_update`, the same
-from the second step to the third; `imported`, the modules that are there after the first update. What only an import
-calls (decorators, fields of a dataclass) is not entered; other threads are not followed.
+from step LATER to the next; `imported`, the modules that are there after the first update. What only an import calls
+(decorators, fields of a dataclass) is not entered; other threads are not followed.
 """
 
 import json
@@ -13,6 +13,7 @@ from inspect import CO_OPTIMIZED
 from pathlib import Path
 
 PACKAGE = str(Path(__file__).resolve().parents[2] / "ppldm") + "/"
+LATER = 12
 STEPS = ("/paddle/optimizer/adamw.py", "/ppldm/training/distributed/sharding.py")
 
 
@@ -33,8 +34,8 @@ class Trace:
         self.entered.append(set())
         if len(self.entered) == 3:  # between these two steps the first update was finished
             self.imported = [getattr(module, "__file__", None) or "" for module in sys.modules.values()]
-        if len(self.entered) == 4:
-            files = {"first_update": self.entered[0], "later_update": self.entered[2], "imported": self.imported}
+        if len(self.entered) == LATER + 2:
+            files = {"first_update": self.entered[0], "later_update": self.entered[LATER], "imported": self.imported}
             below = {k: sorted(one[len(PACKAGE) :] for one in v if one.startswith(PACKAGE)) for k, v in files.items()}
             self.out.write_text(json.dumps(below))
             os._exit(0)
@@ -55,4 +56,4 @@ if __name__ == "__main__":
     out, sys.argv[1:] = sys.argv[1], ["train", *sys.argv[2:]]
     sys.settrace(Trace(out))
     main()
-    sys.exit("the run ended before its third update")
+    sys.exit(f"the run ended before update {LATER + 1}")

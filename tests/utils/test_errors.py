@@ -21,6 +21,8 @@ from ppldm.utils.errors import ConfigError, Interrupted, PpldmError, Preempted, 
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out/metrics.jsonl"), 1,
          "error: the disk is full for out/metrics.jsonl (No space left on device); free some and give the same command "
          "again"),
+        (OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), "longer/than/255"), 2,
+         "error: too long for the name of a file: longer/than/255"),
     ],
 )  # fmt: skip
 def test_one_line_and_a_status(capsys, error, status, line):

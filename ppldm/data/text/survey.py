@@ -63,17 +63,19 @@ class Survey:
     captions: dict[Path, str]
     files: tuple[Path, ...]
     without: tuple[Path, ...]
-    sides: tuple[int, ...]
+    sides: dict[Path, int]
 
     def describe(self) -> list[str]:
         """Lines that say where captions are from, with three of them."""
         where = WAYS[self.way].format(table=self.table and self.table.name)
         where += " (few: 20 or more teach more)" * (len(self.captions) < 20)
-        shown = spread([(path.relative_to(self.folder), caption) for path, caption in self.captions.items()], 3)
+        damaged = [path for path, side in self.sides.items() if not side]
+        shown = spread([path for path in self.captions if path not in damaged], 3)
         lines = [f"{count_of(len(self.captions), 'picture')} with captions from {where}:"]
-        lines += [f"  {name}: {caption[:100]}" for name, caption in shown]
-        if self.without:
-            lines.append(f"no caption: {count_of(len(self.without), 'picture')} left out, such as {self.without[0]}")
+        lines += [f"  {path.relative_to(self.folder)}: {self.captions[path][:100]}" for path in shown]
+        for why, those in (("no caption", self.without), ("damaged", damaged)):
+            if those:
+                lines.append(f"{why}: {count_of(len(those), 'picture')} left out, such as {those[0]}")
         return lines
 
     def prompts(self, count: int) -> list[str]:
@@ -95,7 +97,7 @@ class Survey:
     def resolution(self) -> int:
         """The largest of RESOLUTIONS that most of the pictures have. Raises DataError."""
         for side in RESOLUTIONS:
-            if sum(one >= side for one in self.sides) >= _SHARE_TAKEN * len(self.sides):
+            if sum(one >= side for one in self.sides.values()) >= _SHARE_TAKEN * len(self.sides):
                 return side
         raise DataError(f"most pictures of {self.folder} have a side under {RESOLUTIONS[-1]} pixels; take larger ones")
 
@@ -106,7 +108,7 @@ class Survey:
 
     def count_rows(self, resolution: int) -> int:
         """How many pictures can be trained on at a resolution, by those whose sides are known."""
-        return len(self.captions) * sum(side >= resolution for side in self.sides) // len(self.sides)
+        return len(self.captions) * sum(side >= resolution for side in self.sides.values()) // len(self.sides)
 
     def table_text(self) -> str:
         """Pictures and captions as a table of `format=csv`."""
@@ -121,8 +123,10 @@ def survey(folder, flag: str = "--pictures") -> Survey:
     """Look at a folder that `flag` named. Raises ConfigError, and DataError for pictures of no use as they are."""
     folder = Path(folder).expanduser()
     pictures = _list(folder, flag)
-    sides = map_in_threads(read_image_size, spread(pictures, _MEASURED), "looking at pictures")
-    bad = [path for path, size in zip(spread(pictures, _MEASURED), sides, strict=True) if not min(size)]
+    looked_at = spread(pictures, _MEASURED)
+    sizes = map_in_threads(read_image_size, looked_at, "looking at pictures")
+    sides = dict(zip(looked_at, map(min, sizes), strict=True))
+    bad = [path for path, side in sides.items() if not side]
     if 2 * len(bad) > len(sides):
         raise DataError(f"{flag} {folder}: {bad[0].name} and {len(bad) - 1} more of {len(sides)} pictures cannot be "
                         "read; save them again as JPEG or PNG")  # fmt: skip
@@ -132,7 +136,7 @@ def survey(folder, flag: str = "--pictures") -> Survey:
         if 2 * len(captions) >= len(pictures):
             without = tuple(path for path in pictures if path not in captions)
             found = {path: captions[path] for path in pictures if path in captions}
-            return Survey(folder, way, table, found, (*pictures, *files), without, tuple(map(min, sides)))
+            return Survey(folder, way, table, found, (*pictures, *files), without, sides)
     example = next(path for path in pictures if path not in described).relative_to(folder)
     remedy = f"write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
     if tables := _tables(folder):

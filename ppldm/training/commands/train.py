@@ -39,7 +39,7 @@ from ...data.text.tokenizer import check_tokenizer
 from ...families.base import DEFAULT_FAMILY, check_family, get_family, list_families
 from ...families.ldm import LdmConfig
 from ...utils.entry import entry
-from ...utils.errors import ConfigError, PpldmError
+from ...utils.errors import ConfigError, FilelistError, PpldmError
 from ...utils.files import is_address
 from ...utils.log import get_logger
 from ...utils.machine.cpu import load_paddle
@@ -100,7 +100,8 @@ def run_recipe(recipe: Recipe, loop: bool) -> None:
     warn_of_idle(recipe, loop)
     if not loop:
         from ..trainer import run_trainer as run_loop
-    train_recipe(recipe, run_loop)
+    with naming_origins(recipe.settings, FilelistError):
+        train_recipe(recipe, run_loop)
 
 
 def with_underscores(word: str) -> str:

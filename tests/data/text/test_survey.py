@@ -145,7 +145,7 @@ def test_sizes_and_numbers_are_chosen_by_what_is_there(folder):
 )
 def test_prompts_show_every_thing_and_every_colour_where_there_is_room(colours, things):
     captions = {Path(f"{c}{t}"): f"{c} {t}" for t in things for c in colours}
-    prompts = Survey(Path(), "names", None, captions, (), (), (64,)).prompts(max(len(colours), len(things)))
+    prompts = Survey(Path(), "names", None, captions, (), (), {}).prompts(max(len(colours), len(things)))
     assert len(set(prompts)) == len(prompts) == max(len(colours), len(things))
     assert {word for prompt in prompts for word in prompt.split()} == {*colours, *things}
 
@@ -154,7 +154,7 @@ def test_prompts_show_every_thing_and_every_colour_where_there_is_room(colours, 
 def test_prompts_are_captions_each_once(count):
     texts = ["a red cat", "a red cat", "一只红色的猫", "a dog"]
     captions = {Path(str(number)): text for number, text in enumerate(texts)}
-    prompts = Survey(Path(), "names", None, captions, (), (), (64,)).prompts(count)
+    prompts = Survey(Path(), "names", None, captions, (), (), {}).prompts(count)
     assert {*prompts} <= {*texts} and len(prompts) == len({*prompts}) == min(count, 3)
 
 
@@ -221,6 +221,13 @@ def test_pictures_that_are_damaged_or_tiny_are_refused(folder):
     for name in NAMES:
         Image.new("RGB", (9, 9)).save(folder / f"{name}.png")
     assert "a side under 32 pixels" in refusal(folder)
+
+
+def test_a_damaged_picture_is_named_and_is_no_example(folder):
+    (folder / f"{NAMES[0]}.png").write_bytes(b"no picture")
+    told = "\n".join(survey(folder).describe())
+    assert f"damaged: 1 picture left out, such as {folder}/{NAMES[0]}.png" in told
+    assert f"  {NAMES[0]}.png:" not in told and f"  {NAMES[1]}.png:" in told
 
 
 def test_a_damaged_table_is_named(folder):
