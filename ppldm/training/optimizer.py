@@ -220,11 +220,11 @@ class FusedAdamW(paddle.optimizer.AdamW):
 
 
 class CpuAdamW(FusedAdamW):
-    """The same of float32 parameters on a CPU, in one pass over memory."""
+    """The same of float32 parameters on a CPU, in one pass over memory; its betas are in float32, like their powers."""
 
     def _update(self, rate, columns: list[list], with_master: bool, with_decay: bool) -> None:
         parameters, gradients, first, second, powers1, powers2, _ = columns
-        powers, betas = (float(powers1[0]), float(powers2[0])), (self._beta1, self._beta2)
+        powers, betas = (float(powers1[0]), float(powers2[0])), np.float32([self._beta1, self._beta2]).tolist()
         settings = float(rate), betas, powers, self._epsilon, self._weight_decay if with_decay else 0.0
         operators.update_by_adamw(parameters, gradients, first, second, *settings)
         for power, beta in [(one, self._beta1) for one in powers1] + [(one, self._beta2) for one in powers2]:
