@@ -4,7 +4,7 @@ import pytest
 
 from ppldm.cli.main import run
 from ppldm.config.data import DataOptions
-from ppldm.config.foreign import SYSTEMS, expand_braces, translate_file
+from ppldm.config.foreign import SYSTEMS, Source, expand_braces, translate_file
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions
@@ -255,3 +255,11 @@ def test_the_command_writes_a_recipe(tmp_path, capsys, monkeypatch):
     assert "very-secret" not in (tmp_path / "sub.yaml").read_text()
     with pytest.raises(ConfigError, match="sub.yaml is there already"):
         run(["config", "import", "theirs.yaml", "--out", "sub.yaml"])
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_a_value_that_is_to_be_given_stays_one(system):
+    """Whatever is made of a value that is there."""
+    for key, one in SYSTEMS[system].items():
+        if one.keys and not one.any_value:
+            assert one.translate("???", Source({}, 1, "x")) == {one.keys[0]: "???"}, key

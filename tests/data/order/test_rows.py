@@ -18,7 +18,8 @@ def test_an_epoch_is_a_permutation_and_any_slice_of_it_is_the_same(num_rows, run
         assert whole.dtype == np.int64 and sorted(whole) == list(range(num_rows))
         for start in range(num_rows + 1):
             for stop in {start, min(start + 1, num_rows), min(start + 9, num_rows), num_rows}:
-                assert order.rows(epoch, start, stop).tolist() == whole[start:stop].tolist()
+                rows = order.rows(epoch, start, stop)
+                assert rows.tolist() == whole[start:stop].tolist() and rows.dtype == np.int64
 
 
 def test_rows_are_shuffled_inside_windows_of_runs():

@@ -8,7 +8,7 @@ import pytest
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.machine.devices import KINDS
 from ppldm.utils.machine.nvidia_smi import BUILDS, INDEX, Gpu
-from ppldm.utils.machine.setup_plan import PIP_FLAGS, choose_device, plan
+from ppldm.utils.machine.setup_plan import PIP_FLAGS, choose_device, main, plan
 
 DEVICES = [*(name for name in KINDS if name != "gpu"), *(build.name for build in BUILDS)]
 VENV = Path("/some where/venv")
@@ -94,3 +94,11 @@ def test_a_python_that_paddle_is_not_built_for_is_refused(kind, python):
             ConfigError, match=f"{kind.words} is built for Python 3.10 only, and this is {python}; .*PY"
         ):
             choose_device(kind.name, None, [], python)
+
+
+@pytest.mark.parametrize("has_venv", [False, True])
+def test_the_shell_scripts_flags_are_understood(monkeypatch, capsys, has_venv):
+    words = ["commands", "cpu", "--venv", str(VENV), *["--has-venv"] * has_venv, "--installed", "cpu", "--pip"]
+    monkeypatch.setattr("sys.argv", ["setup_plan", *words])
+    main()
+    assert capsys.readouterr().out.splitlines() == plan("cpu", VENV, has_venv=has_venv)

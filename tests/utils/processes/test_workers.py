@@ -3,8 +3,9 @@
 import pytest
 from tasks import work
 
-from ppldm.utils.errors import DataError, OutputError
-from ppldm.utils.processes.workers import map_with_deadline
+from ppldm.utils.errors import ConfigError, DataError, OutputError
+from ppldm.utils.machine.resources import count_usable_cores
+from ppldm.utils.processes.workers import check_workers, map_with_deadline
 
 
 @pytest.mark.slow
@@ -24,3 +25,10 @@ def test_processes_end_with_their_user(new_children):
         assert isinstance(outcome, DataError)
         break
     assert not new_children()
+
+
+@pytest.mark.parametrize("asked, given", [(0, count_usable_cores()), (1, 1), (7, 7)])
+def test_no_number_of_workers_is_one_for_each_core(asked, given):
+    assert check_workers(asked) == given
+    with pytest.raises(ConfigError, match="--num-workers is -1; it must be 0"):
+        check_workers(-1)

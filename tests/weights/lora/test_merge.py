@@ -14,7 +14,7 @@ from ppldm.weights.components import ComponentWeights, Weights
 from ppldm.weights.fill import fill_component
 from ppldm.weights.lora.files import Lora, LoraPair, write_lora
 from ppldm.weights.lora.flag import split_word
-from ppldm.weights.lora.merge import add_loras, extract_lora, merge_lora, nearest_pair
+from ppldm.weights.lora.merge import add_loras, extract_lora, identify_loras, merge_lora, nearest_pair
 
 
 @pytest.fixture(scope="module")
@@ -169,3 +169,19 @@ def test_what_an_extraction_leaves_out_is_said(weights):
     del arrays["conv_in.bias"]
     with pytest.raises(ModelError, match=r"only one of .* has unet conv_in\.bias"):
         extract_lora(weights, tuned, 4)
+
+
+@pytest.mark.parametrize("names, used", [
+    (("pytorch_lora_weights.safetensors",), 1),
+    (("adapter_model.safetensors", "adapter_config.json"), 2),  # whose scale is in the config
+    (("pytorch_lora_weights.safetensors", "learned_embeds-cat.safetensors", "readme.md"), 2),
+])  # fmt: skip
+def test_what_identifies_a_lora_is_each_file_that_is_used(tmp_path, names, used):
+    for name in names:
+        (tmp_path / name).write_text(name)
+    [found] = identify_loras([f"{tmp_path}:0.5"])
+    assert found["weight"] == 0.5 and len(found["sha256"]) == used
+    [alone] = identify_loras([str(tmp_path / names[0])])
+    assert alone["weight"] == 1.0 and {*alone["sha256"]} <= {*found["sha256"]}
+    (tmp_path / names[-1]).write_text("changed")
+    assert (identify_loras([f"{tmp_path}:0.5"]) == [found]) == (names[-1] == "readme.md")
