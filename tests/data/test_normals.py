@@ -6,6 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppldm.data import kernels as normals
+from ppldm.data.inputs import Normals, Sum
 from ppldm.data.kernels import fill_normals
 from ppldm.utils.rng import Stream, make_rng
 
@@ -49,3 +50,14 @@ def test_the_layers_are_of_one_area():
     assert np.abs(areas / (widths[0] * heights[-1]) - 1).max() < 1e-4
     # numpy's own: one place more or less would show once in some ten million numbers.
     assert normals._INSIDE[[0, 1, 2, 3, 254, 255]].tolist() == [7838188, 0, 6309365, 7150248, 8074800, 7918290]
+
+
+@pytest.mark.parametrize("first", ["noise", Normals(Stream.NOISE, 4, 8)])
+def test_a_sum_has_the_shape_of_what_is_no_name(first):
+    """And so of pictures that are wider than high."""
+    added = Normals(Stream.NOISE_OFFSET, 4, 8 if first == "noise" else None)
+    found = Sum(first, 0.5, added)
+    assert found.shape(32, 64) == (4, 4, 8)
+    made = {"noise": np.zeros((2, 4, 4, 8), np.float32)}
+    drawn = found.draw([1, 2], (32, 64), lambda stream, key: make_rng(0, stream, key, 0), made)
+    assert drawn.shape == (2, 4, 4, 8) and drawn.dtype == np.float32

@@ -127,3 +127,11 @@ def test_a_model_whose_captions_are_not_known_says_nothing_of_them(place):
 def test_added_tokens_are_no_words_of_captions():
     own = CaptionTokenizer(build_vocab(["a heart"]), 16, seen=["a", "heart"]).with_tokens(["<rex>"])
     assert own.unknown_words(["a <rex> heart"]) == [] and own.unknown_words(["rex"]) == ["rex"]
+
+
+def test_a_tokenizer_in_the_place_of_another_knows_no_words_of_that(tmp_path):
+    vocab = build_vocab(["a heart"])
+    for seen in (["a"], None, ["heart"]):
+        CaptionTokenizer(vocab, 16, seen=seen).save(tmp_path)
+        found = load_tokenizer(tmp_path, 16).unseen_words(["heart"])
+        assert found == ([] if seen in (None, ["heart"]) else ["heart"])
