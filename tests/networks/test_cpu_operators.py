@@ -167,14 +167,18 @@ UNET = {
 }
 
 
-@pytest.fixture
-def unets():
+def make_unets(**settings):
     """The same UNet twice: as Paddle computes it, and by our operators."""
     paddle.seed(3)
-    plain = UNet2DConditionModel(**UNET)
-    ours = UNet2DConditionModel(**UNET)
+    plain = UNet2DConditionModel(**UNET, **settings)
+    ours = UNet2DConditionModel(**UNET, **settings)
     ours.set_state_dict(plain.state_dict())
     return plain, use_cpu_operators(ours)
+
+
+@pytest.fixture
+def unets():
+    return make_unets()
 
 
 def batch(seed=0):
@@ -206,6 +210,11 @@ def test_a_network_is_the_same_with_them(unets, masked):
     assert_close(ours, plain)
     assert any((one != other).any() for one, other in zip(ours, plain, strict=True))  # they were used
     assert [name for name, _ in unets[1].named_parameters()] == [name for name, _ in unets[0].named_parameters()]
+
+
+def test_channels_may_come_last():
+    plain, ours = map(losses, make_unets(data_format="NHWC"))
+    assert_close(ours, plain)
 
 
 def scaled(called, name, _layer, _given, out):

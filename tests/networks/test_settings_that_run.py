@@ -1,5 +1,6 @@
 """What a UNet's settings take, runs; what does not run is refused before anything is built."""
 
+import numpy as np
 import paddle
 import pytest
 from small_weights import UNET
@@ -41,7 +42,7 @@ def test_the_tried_ones_are_the_classes():
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in TRIED.items() for value in values])
-def test_a_setting_runs_or_is_refused(name, value):
+def test_a_setting_runs_as_in_paddle_or_is_refused(name, value, monkeypatch):
     try:
         config = check_config("unet", {**UNET, name: value}, "config.json")
     except ModelError as error:
@@ -49,10 +50,22 @@ def test_a_setting_runs_or_is_refused(name, value):
         return
     if name in ASK_FOR_MORE:  # which `check_fit` refuses
         return
-    try:
-        with paddle.utils.unique_name.guard():
-            unet = build_network("unet", config, 0)
-    except PpldmError:
-        return
-    x = paddle.zeros([1, config["in_channels"], 8, 8])
-    assert unet(x, paddle.to_tensor([1]), paddle.zeros([1, 5, config["cross_attention_dim"]])).sample.shape[0] == 1
+    results, shapes = [], ([2, config["in_channels"], 8, 8], [2, 5, config["cross_attention_dim"]])
+    for tuned in (True, False):
+        if not tuned:
+            monkeypatch.setenv("PPLDM_NO_CPU_TUNING", "1")
+        rng = np.random.default_rng(0)
+        paddle.seed(0)  # of buffers
+        try:
+            with paddle.utils.unique_name.guard():
+                unet = build_network("unet", config, 0)
+        except PpldmError:
+            return
+        unet.eval()
+        for parameter in unet.parameters():  # no zeros, which would hide what differs
+            parameter.set_value(rng.standard_normal(parameter.shape, dtype=np.float32) / 8)
+        x, words = (paddle.to_tensor(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes)
+        with paddle.no_grad():
+            results.append(unet(x, paddle.to_tensor([1, 700]), words).sample.numpy())
+    assert results[0].shape[0] == 2 and np.abs(results[1]).max() > 0
+    np.testing.assert_allclose(*results, rtol=0, atol=1e-4 * np.abs(results[1]).max())

@@ -132,7 +132,7 @@ def _resnet(self, x, temb, *scale, **named):
     """With SiLU inside the norms, and the embedding of the noise level inside the second."""
     usual = self.time_embedding_norm == "default" and isinstance(self.nonlinearity, nn.Silu) and not self.skip_time_act
     usual = usual and self.upsample is None and self.downsample is None and not _has_hooks(self.norm1, self.norm2)
-    usual = usual and (temb is None or temb.shape[0] == x.shape[0])
+    usual = usual and (temb is None or temb.shape[0] == x.shape[0]) and self.data_format == "NCHW"
     if not usual or not _can(x, self.norm1.weight):
         return type(self).forward(self, x, temb, *scale, **named)
     shift = None if self.time_emb_proj is None else self.time_emb_proj(self.nonlinearity(temb))
