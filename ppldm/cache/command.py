@@ -269,8 +269,7 @@ class Account:
 def encode_part(
     task: Task, encoder: Encoder, pool: Executor, told: Callable[[int], object] = lambda count: None
 ) -> Account:
-    """Make the files of a part whole. told: is called with how many rows are settled. Raises PartError, ConfigError,
-    OSError."""
+    """Make the files of a part whole. told: called with the rows settled. Raises PartError, ConfigError, OSError."""
     account, wanted = Account(), []
     own = [file for file in task.files if len(file.rows)]
     with ExitStack() as stack:

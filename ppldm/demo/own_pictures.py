@@ -12,9 +12,11 @@ A file that was changed by hand is kept as it is. A stage whose files, or whose 
 anew. OUT/.done/plan.json holds what was found and written.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ..config.load import file_layers, last_value
 from ..data.text.survey import survey
 from ..data.text.vocabulary import languages_of, length_of
 from ..families.first_training import FirstTraining
@@ -46,6 +48,9 @@ def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishe
     chosen = FirstTraining.choose(found, **wishes, known=record.get("quality") if is_same else None)
     made, written = _make_files(chosen, out), record.get("written", {})
     kept = {name: text for name in made if (text := _changed_by_hand(out / name, written.get(name))) is not None}
+    for name, field in ((_AUTOENCODER, "autoencoder_steps"), (_DIFFUSION, "steps")):
+        steps = last_value(file_layers(out / name), "run.max_steps") if name in kept else None
+        chosen = replace(chosen, **{field: steps}) if isinstance(steps, int) and steps > 0 else chosen
     if write:
         make_output_dir(out / ".done")
         new = {name: text for name, text in made.items() if name not in kept}

@@ -93,8 +93,7 @@ class NoiseSchedule:
         return (self.timestep_shift * sigmas / (1.0 + (self.timestep_shift - 1.0) * sigmas)).astype(np.float32)
 
     def scheduler_config(self) -> dict:
-        """The keyword arguments that make a scheduler of this schedule, of ppdiffusers or diffusers: with all betas
-        where they have no name for it."""
+        """Keyword arguments of ppdiffusers' and diffusers' schedulers: all betas where they have no name for them."""
         config = asdict(self)
         if config.pop("timestep_shift") != 1 or self.beta_schedule == "cosine":
             signal = self._signal()

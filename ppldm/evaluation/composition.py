@@ -161,8 +161,7 @@ def grade_pictures(pictures: Sequence[np.ndarray], captions: Sequence[str]) -> d
     """{"pictures": N, "scores": [{"split": "seen" or "held_out", "scenes": "single" (one object) or "several",
     "attribute", "value", "low", "high", "chance" (None without others), "pictures": how many have it, "right": of
     each whether it is}]} of pictures, uint8 [S, S, 3], by captions of the shapes world, without attributes that no
-    caption has. Raises DataError for a caption of no scene, unlike numbers of pictures and captions, or a picture
-    not square."""
+    caption has. Raises DataError for captions of no scene, other numbers of these than pictures, unequal sides."""
     if len(pictures) != len(captions):
         raise DataError(f"{len(pictures)} pictures and {len(captions)} captions; each picture needs one")
     scenes = [parse_caption(caption) for caption in captions]

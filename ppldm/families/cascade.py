@@ -109,8 +109,7 @@ class PriorSettings(CascadeSettings):
 
 
 class CascadeStage(TextToImage):
-    """Trains the last of a config's `components`; the others are frozen. model: where in `networks.cascade` the class
-    of its models is."""
+    """Trains the last of a config's `components`, and no other. model: where in `networks.cascade` its class is."""
 
     model: ClassVar[str]
     frozen: ClassVar = {"effnet": "effnet", "text_encoder": "projected_text_encoder"}

@@ -115,8 +115,7 @@ class QuantisedObjective(AutoencoderObjective):
     """Stage A of Stable Cascade, Paella's autoencoder, whose latents are quantised while it learns; a batch has nothing
     random. As its base, with the loss of the code book in place of the KL divergence (van den Oord et al. 2017,
     arXiv:1711.00937, equation 3): codes learn from all of it, latents from a quarter, and the decoder's gradients pass
-    through. The norm that ends the encoder has running statistics of the updates before, which move by a tenth each
-    update."""
+    through. The norm that ends the encoder has running statistics, which move by a tenth each update."""
 
     network = "vqgan"
     scale = "scale_factor"

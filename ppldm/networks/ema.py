@@ -43,8 +43,7 @@ class IntervalDecay:
 @dataclass(frozen=True)
 class PowerDecay:
     """The average of relative standard deviation `std`, which grows with the run (EDM2: Karras et al. 2023,
-    arXiv:2312.02696, section 3.1): of n updates t has the weight (g + 1) t^g / n^(g + 1), that before the first
-    none."""
+    arXiv:2312.02696, section 3.1): update t of n has the weight (g + 1) t^g / n^(g + 1), the start none."""
 
     std: float
 

@@ -276,8 +276,7 @@ def find_checkpoint(output_dir, wanted: str | None) -> Path | None:
 
 
 def set_aside_after(output_dir, step: int) -> None:
-    """Rename the checkpoints after update `step` to `abandoned-checkpoint-<n>`: a run that goes on from `step` must not
-    find them when it is started again."""
+    """Rename the checkpoints after update `step` to `abandoned-checkpoint-<n>`, so that no later start finds them."""
     for folder in list_checkpoints(output_dir):
         if step_of(folder) > step:
             target = folder.with_name(f"abandoned-{folder.name}")

@@ -293,8 +293,7 @@ def gradient_shares(optimizer):
 
 
 def master_weights(optimizer) -> Mapping:
-    """Float32 values of the half-precision parameters, by Paddle's parameter name. To look one up is a collective call
-    where ranks have shares."""
+    """Float32 values of half-precision parameters by Paddle's name. With shares a look-up is a collective call."""
     return optimizer.all_masters() if is_sharded(optimizer) else optimizer._master_weights
 
 

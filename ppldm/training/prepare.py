@@ -129,8 +129,7 @@ def take_folder(arguments: TrainingOptions, world: World, settings: dict) -> Pat
 
 
 def report_data(dataset: TextImageDataset, data, folder: Path) -> None:
-    """How captions fit the tokenizer, and pictures that are far too large, in the log; which shapes pictures have, as a
-    picture in the run's folder."""
+    """Log how captions fit the tokenizer, and far too large pictures; draw the shapes of pictures into the folder."""
     if any(told := rows.describe_large(dataset.sources, data)):
         get_logger().warning("%s; %s", *told)
     if dataset.tokenizer:

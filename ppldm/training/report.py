@@ -270,8 +270,7 @@ class Reporter:
             self.timer.is_on = self._is_logged(step) and step > self.run.start_step + 1
 
     def _look(self, step: int, batch: dict, asked: bool) -> dict:
-        """Draw where it is time to, or the user has asked for it, and validate; the numbers of that. Training stands
-        still meanwhile."""
+        """Draw when it is due or asked for, and validate; the numbers of that. Training stands still meanwhile."""
         run, numbers = self.run, {}
         with self.interval.paused():
             if asked or self._due(step, getattr(run.model_settings, "image_logging_steps", 0)):

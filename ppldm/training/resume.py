@@ -106,9 +106,8 @@ def _recorded(checkpoint: Path, description: ModelDescription) -> dict:
 
 
 def compare_data(checkpoint: Path, manifest: dict, data: Fingerprint) -> str | None:
-    """The part or list where `data` differs, in words; None where nothing does. A checkpoint without a record, as
-    earlier versions wrote it, is taken as it is, with a line in the log. Raises CheckpointError for a record that
-    cannot be read."""
+    """The part or list where `data` differs, in words; None where nothing does. An earlier version's checkpoint without
+    a record is taken as it is, with a line in the log. Raises CheckpointError for a record that cannot be read."""
     recorded = manifest["identity"].get("data")
     if recorded is None:
         get_logger().info("%s does not record its data: that they are the same is not checked", checkpoint)

@@ -174,8 +174,7 @@ class TrainingRun:
             self._store.push(wait=is_last)
 
     def draw(self, batch: dict) -> tuple[dict, dict]:
-        """What the family draws from the last batch: (pictures by tag on the main process, numbers by name). A
-        collective call."""
+        """The family's (pictures, on the main process, and numbers) of the last batch. A collective call."""
         from .validation import current_prompts, undisturbed
 
         seed, model = self.arguments.seed, self.state.model

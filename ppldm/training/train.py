@@ -55,8 +55,7 @@ def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
 
 
 def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:
-    """Train `run` to its end by `loop`, which returns the last step it did; export the model. Raises Interrupted, after
-    a checkpoint, when a signal asks."""
+    """Train `run` by `loop`, which returns its last step; export the model. A signal raises Interrupted once saved."""
     if run.checkpoint:
         from .resume import load_optimizer
 
@@ -354,8 +353,7 @@ class Control:
 
 @contextmanager
 def stop_on_signals():
-    """Yield what has the `number` of SIGINT, SIGTERM or SIGUSR1 once one has come while the block runs, 0 before. A
-    second Ctrl-C interrupts at once."""
+    """Yield what has the `number` of the SIGINT, SIGTERM or SIGUSR1 that came, else 0. A second Ctrl-C interrupts."""
     request = SimpleNamespace(number=0)
 
     def ask(number, _frame):

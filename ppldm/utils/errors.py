@@ -7,7 +7,9 @@ around an entry point: the user sees that line and an exit status other than 0; 
 import errno
 import os
 import re
+import select
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Collection
@@ -140,7 +142,11 @@ def exit_on_error():
     try:
         with redirect_stdout(EscapingStream(sys.stdout)):
             yield
+            sys.stdout.flush()
     except (PpldmError, OSError, UnicodeEncodeError, MemoryError, KeyboardInterrupt) as error:
+        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(128 + signal.SIGPIPE)
         line, status = _tell(error)
         if not line:
             raise
@@ -148,6 +154,13 @@ def exit_on_error():
             sys.stderr.write(escape(traceback.format_exc()))
         sys.stderr.write(f"{line}\n")
         sys.exit(status)
+
+
+def _is_unread(stream) -> bool:
+    """Whether it is a pipe that nobody reads any more, as before `| head`."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _tell(error: BaseException) -> tuple[str, int]:

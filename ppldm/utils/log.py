@@ -1,5 +1,4 @@
-"""One logger for the package, whose messages are escaped and cut where they are over-long (`text`), and the progress
-bar that goes with it."""
+"""One logger for the package, which escapes messages and cuts over-long ones (`text`), and its progress bar."""
 
 import logging
 import sys

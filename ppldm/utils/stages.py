@@ -24,6 +24,7 @@ from .machine.resources import count_usable_cores, has_avx512
 
 BEFORE = ".before"
 _GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the sums do
+_START_SECONDS = 20.0  # of a stage, in which nothing is done of it
 _USUAL_SPEED, _USUAL_CORES = 4400, 2  # sums of _NUMBERS that such a core (Intel Xeon) makes in a second
 # Preset: seconds of an update at 48 pixels on two usual cores, with AVX-512 and without.
 _UPDATES = {"autoencoder-tiny-cpu": (0.125, 0.17), "ldm-tiny-cpu": (0.21, 0.27)}
@@ -163,16 +164,17 @@ def expect(
 ) -> tuple[float, float]:
     """Seconds that stage `number` (from 0), and that it and all after it, will still take while this machine is
     `machine` times as slow as a usual one. What is left of a begun stage follows what that one has taken, others follow
-    all that is done, and the less there is of that the more they are taken for usual ones."""
+    all that is done; the less there is of that, the more they are taken for usual ones."""
     begun = [(one, record) for one in stages if (record := records[one.name])]
     shares = {one.name: 1.0 if record.finished else min(1.0, one.share_done()) for one, record in begun}
     taken = {one.name: record.usual_seconds for one, record in begun if record.usual_seconds and shares[one.name]}
     usual = {one.name: one.seconds * shares[one.name] for one in stages if one.name in taken}
-    all_taken, all_usual = sum(taken.values(), _GUESS_SECONDS), sum(usual.values(), _GUESS_SECONDS)
+    speeds = [(both, sum(both.values(), _GUESS_SECONDS)) for both in (taken, usual)]
 
     def left(one: Stage) -> float:
-        factor = taken.get(one.name, all_taken) / usual.get(one.name, all_usual)
-        return one.seconds * (1 - shares.get(one.name, 0)) * factor * machine
+        own = one.name in taken  # also what was stopped while it began
+        spent, due = (both[one.name] + _START_SECONDS if own else of_all for both, of_all in speeds)
+        return one.seconds * (1 - shares.get(one.name, 0)) * spent / due * machine
 
     return left(stages[number]), sum(map(left, stages[number:]))
 

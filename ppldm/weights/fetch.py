@@ -206,7 +206,7 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
         raise ModelError(
             f"there is no folder {asked} here ({meant_path(asked)}), no model of that name in the cache, and the "
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
-            "download the model first on every machine, where the network is"
+            "download the model first on every machine, where the network is, or name a mirror in HF_ENDPOINT"
         ) from error
     except (HfHubHTTPError, HFValidationError, RequestException, OSError) as error:
         raise ModelError(

@@ -103,8 +103,7 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
 
 
 def _drawn_size(weights: Weights) -> int:
-    """The side of latents by which libraries draw unless told another: that which the UNet was trained at; 0 where that
-    is not one number."""
+    """The side of latents that libraries draw by default: the UNet's in training; 0 where that is not one number."""
     size, resolution = weights.components["unet"].config.get("sample_size"), metadata_of(weights)["resolution"]
     if not isinstance(size, int) or not isinstance(resolution, int):
         return 0

@@ -121,6 +121,18 @@ def test_a_file_changed_by_hand_is_kept_and_what_reads_it_is_made_anew(pictures,
         assert not changed(before, plan(pictures, out)[0]) and (out / name).read_text() == text
 
 
+def test_a_recipe_changed_by_hand_says_how_long_it_trains(pictures, out):
+    usual = {stage.name: stage for stage in plan_pictures(pictures, out, 1)[0]}
+    for name, updates in (("diffusion", 40), ("autoencoder", 7)):
+        recipe = out / f"{name}.yaml"
+        recipe.write_text(recipe.read_text().replace(f"max_steps: {usual[name].updates}", f"max_steps: {updates}"))
+        stages, lines = plan_pictures(pictures, out, 1)
+        stage = next(one for one in stages if one.name == name)
+        assert stage.updates == updates and stage.seconds < usual[name].seconds
+        assert f"{updates} updates" in stage.title and any(f"{updates} updates of the" in line for line in lines)
+    assert "train further, to 80 updates" in describe_further(stages)[0]
+
+
 def test_other_settings_make_only_their_stage_anew(pictures, out):
     before, _ = plan(pictures, out, steps=40)
     assert changed(before, plan(pictures, out, steps=41)[0]) == {"diffusion"}

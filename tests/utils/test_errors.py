@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -65,3 +67,28 @@ def test_nothing_that_is_shown_moves_the_cursor(capsys, monkeypatch, debug):
     assert shown.err.endswith("error: no \\u001b[2J\n") and ("Traceback" in shown.err) == (debug == "1")
     print("\x1b")
     assert capsys.readouterr().out == "\x1b\n"  # outside of the block stdout is as it was
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_whoever_reads_no_further_ends_the_command_without_a_word(lines):
+    """As `ppldm head LIST | head -1` does, whether the rest is written at once or when it ends."""
+    program = f"""
+from ppldm.utils.errors import exit_on_error
+with exit_on_error():
+    print("first", flush=True)
+    input()  # until nobody reads
+    for number in range({lines}):
+        print("a line", number)
+"""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", program], **pipes) as process:
+        assert process.stdout.readline() == b"first\n"
+        process.stdout.close()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stderr.read() == b"" and process.wait() == 141
+
+
+def test_a_pipe_that_breaks_elsewhere_is_an_error():
+    with pytest.raises(BrokenPipeError), exit_on_error():
+        raise BrokenPipeError(errno.EPIPE, "of a child")

@@ -133,11 +133,17 @@ def test_the_time_left_follows_the_speed_of_this_machine_and_what_is_done():
     assert expect(killed, as_said | {"model": Record(())}, 1, 2) == (100, 300)
 
 
-@pytest.mark.parametrize("share, left", [(0.0, 100), (0.25, 900), (0.5, 300), (1.0, 0), (1.5, 0)])
+# Of 320 s, with the seconds of its beginning, which are as many here.
+@pytest.mark.parametrize("share, left", [(0.0, 100), (0.25, 75 * 320 / 45), (0.5, 50 * 320 / 70), (1.0, 0), (1.5, 0)])
 def test_what_is_left_of_a_begun_stage_follows_its_own_seconds(share, left):
     stages = [Stage(name, "", (), 100, lambda: share) for name in NAMES]
     records = {"data": done(100), "model": done(300, False), "pictures": None}
     assert expect(stages, records, 1)[0] == pytest.approx(left)
+
+
+def test_a_stage_that_was_stopped_at_its_beginning_is_not_taken_for_a_slow_one():
+    stages = [Stage("model", "", (), 200, lambda: 0.01)]
+    assert 198 < expect(stages, {"model": done(30, False)}, 0)[0] < 3 * 198
 
 
 def test_the_more_is_done_the_more_it_tells_of_the_stages():

@@ -195,8 +195,7 @@ class CachedFile:
         return RowError(reason, f"{self.path} row {row} could not be encoded ({reason})") if reason else None
 
     def copy_rows(self, path: Path, key: CacheKey, rows: list[int]) -> None:
-        """Write a file of `key` with what is there of these rows; without what depends on a number that is another now.
-        Raises OSError."""
+        """Write a file of `key` with what is there of these rows, less what their numbers decide. Raises OSError."""
         own = ("key", "rows", "text_bytes", "crc32")
         header = {name: value for name, value in self.header.items() if name not in own}
         codes, sizes = self.codes[rows], np.stack([self.widths, self.heights])[:, rows]

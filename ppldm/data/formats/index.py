@@ -201,8 +201,7 @@ def find_stored(path: Path, spec: IndexSpec, only_header: bool = False, older: b
 
 
 def open_index(path: Path, spec: IndexSpec, build: Callable):
-    """(file that holds the rows, its index): found, confirmed, or built by one process while others wait. build: makes
-    and stores both. Raises PartError."""
+    """(file of the rows, its index): found, or made by `build` in one process while others wait. Raises PartError."""
     if found := find_stored(path, spec):
         return found
     target = spec.index_path(path)  # which is built where nobody holds it

@@ -102,8 +102,7 @@ class Painter:
         ]
 
     def prepare(self, values: dict) -> tuple[dict, int, str, Plan]:
-        """(settings of a job, its steps, what its sender should know, what is drawn) of a request's values. Raises
-        ConfigError."""
+        """(a job's settings, its steps, notes for its sender, what is drawn) of a request. Raises ConfigError."""
         model = self.models[values["model"]]
         size = height, width = tuple(values[side] or model.resolution for side in ("height", "width"))
         image, mask, strength = (values[name] for name in ("image", "mask", "strength"))

@@ -159,9 +159,15 @@ class Conversion:
         settings |= {"layout": self.layout} if self.layout != DEFAULT_LAYOUT else {}
         return settings | self.blocked.settings | encoding_settings(self.caption_encoding)
 
+    def _check(self) -> None:
+        """A source that is not there is told before what else may be in `out`."""
+        if isinstance(self.source, Path) and not self.source.exists():
+            self._make_tasks()
+        self.job.check(self.settings, self.redo)
+
     def plan(self) -> dict:
         """{rows_in, parts, parts_finished}; nothing is written. Raises as `run`."""
-        self.job.check(self.settings, self.redo)
+        self._check()
         tasks = self._make_tasks()
         found = [find_finished(one.record_path, one.key(), partial(part_task.is_whole, one)) for one in tasks]
         rows, finished = sum(task.span.rows for task in tasks), len(tasks) - found.count(None)
@@ -169,7 +175,7 @@ class Conversion:
 
     def run(self) -> dict:
         """Convert, and return the manifest. Raises ConfigError, OutputError, DataError as `refuse_bad_source`."""
-        self.job.check(self.settings, self.redo)
+        self._check()
         tasks, out, name = self._make_tasks(), self.out, self.name
         earlier = (self.job.plan or {}).get("name", name)
 

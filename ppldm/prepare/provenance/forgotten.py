@@ -1,5 +1,4 @@
-"""The rows of a folder that `ppldm convert` has written, found by URLs, domains, keys or files; and which of them must
-not be there."""
+"""Rows that `ppldm convert` has written, found by URLs, domains, keys or files; which of them must not be there."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -81,8 +81,7 @@ class SnapshotWriter:
 
 
 def write_snapshot(path: Path, average: ExponentialMovingAverage, dtype: str) -> None:
-    """Write one file, array by array: a second copy of the average would not fit where the first just does. Raises
-    DiskFullError."""
+    """Write one file, array by array, since memory may not hold a second copy of the average. Raises DiskFullError."""
     entries, crc32, end = {}, 0, 0
     for name, array in _cast(average, dtype):
         start, end = end, end + array.nbytes
@@ -115,8 +114,7 @@ def list_snapshots(run) -> list[Snapshot]:
 
 
 def remove_later(run, step: int) -> None:
-    """Remove the snapshots after update `step`, and what a killed process left unfinished. For the process that holds
-    the folder."""
+    """Remove the snapshots after update `step` and unfinished ones. For the process that holds the folder."""
     remove_leftovers(Path(run, SNAPSHOTS))
     later = [path for path, match in _files(run) if int(match[2]) > step]
     for path in later:

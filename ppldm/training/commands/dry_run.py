@@ -32,8 +32,7 @@ def dry_run(recipe: Recipe, num_devices: int, as_json: bool) -> None:
 
 
 def reckon(recipe: Recipe, num_devices: int) -> dict:
-    """Components with their parameters, the bytes of a device by purpose, those on the disk, and the samples of an
-    update."""
+    """Components with their parameters, bytes of a device by purpose, bytes on the disk, samples of an update."""
     family, arguments = get_family(recipe.family), recipe.training
     halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
     components, weights = {}, 0

@@ -213,8 +213,7 @@ def read_recipe(argv: list[str], loop: bool, config: type | None = LdmConfig, pr
 
 
 def read_dry_run(argv: list[str]) -> tuple[int, bool] | None:
-    """(devices that `--dry_run` is to reckon with, whether it answers as JSON); None where it is not asked for. Raises
-    ConfigError."""
+    """(devices that `--dry_run` reckons with, whether it answers as JSON); None without it. Raises ConfigError."""
     given, _ = _read(argv, _add_source_flags)
     if given.num_devices < 1:
         raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
@@ -266,8 +265,7 @@ def make_parser(loop: bool, config: type = LdmConfig, prog: str | None = None) -
 def read_flags(
     words: list[str], loop: bool, config: type = LdmConfig, prog: str | None = None
 ) -> tuple[dict[str, Any], list[str]]:
-    """(options that a command line gives, by name; words that look like overrides). Raises ConfigError for flags that
-    mean nothing here."""
+    """(options of a command line by name, words that look like overrides). Raises ConfigError for unknown flags."""
     parser = make_parser(loop, config, prog)
     namespace, others = parse_known(parser, words)
     overrides = [word for word in others if "=" in word and not word.startswith("-")]

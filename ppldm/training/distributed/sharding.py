@@ -106,8 +106,7 @@ class ShardedOptimizer:
         super().set_state_dict(own)
 
     def whole_state(self) -> dict:
-        """The `state_dict` of all ranks together, in host memory on the main process; nothing on the others. A
-        collective call."""
+        """All ranks' `state_dict` in one, in the main process's memory; nothing on the others. A collective call."""
         own = self.state_dict()
         rest = {key: own.pop(key) for key in own.keys() & {"LR_Scheduler"}}
         masters = _gather_tensors(own.pop("master_weights", {}), self.world)

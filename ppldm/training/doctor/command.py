@@ -82,6 +82,8 @@ def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], di
         idle = [f"--{one.name} does nothing {one.needs.reason}" for one in idle_settings(recipe, given.loop == "hand")]
         fix = "omit it" if len(idle) == 1 else "omit them" if idle else ""
         text = "; ".join(idle) or f"family {recipe.family}, settings that go together"
+        if not {"--preset", "--config"} & {word.partition("=")[0] for word in words}:
+            text += "; the published model, since no --preset or --config names another"
         yield judged("recipe", text, warning=fix)
 
     found += examine("recipe", read_it)

@@ -143,7 +143,7 @@ def _ask_hub(flag: str, name: str) -> Finding:
         fix = denied if status in (401, 403) else f"check --{flag}, or download the model first"
         return Finding("access", "error", f"the hub answers {status} for {repository}", fix)
     except (RequestException, OSError):
-        fix = f"check --{flag}, or download the model where the network is and give its folder"
+        fix = f"check --{flag}, name a mirror in HF_ENDPOINT, or download the model elsewhere and give its folder"
         return Finding("access", "error", f"there is no folder {name} here, and the hub cannot be reached", fix)
     return judged("access", f"the hub has {repository}")
 
@@ -310,8 +310,7 @@ def _look_at_tokenizer(recipe: Recipe) -> Iterator[Finding]:
 
 
 def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: bool, done: int) -> Iterator[Finding]:
-    """would_run: whether nothing was found that would stop the run. done: updates of the checkpoint that it goes on
-    from."""
+    """would_run: nothing was found that would stop the run. done: updates of the checkpoint that it goes on from."""
     if done >= max_steps > 0:
         yield judged("forecast", f"nothing is left to do: the checkpoint has {count_of(done, 'update')}")
         return
@@ -319,8 +318,9 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: b
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
     more = other_bytes(recipe.model, facts.get("bytes_on_disk", {}), max(1, max_steps))
     yield from look_at_disk(recipe.training, size, count, more)
-    if not max_steps:
-        yield judged("forecast", "none: how many updates the epochs are is known when the rows are")
+    if not max_steps or max_steps >= _ENDLESS:
+        open_end = "nothing ends this run; give --max_steps" if max_steps else "the rows say how long the epochs are"
+        yield judged("forecast", f"none: {open_end}")
         return
     words = ""
     try:

@@ -299,6 +299,8 @@ def test_a_folder_takes_one_conversion(tmp_path):
             run(folder, out, **options)
     with pytest.raises(ConfigError, match="holds another conversion"):
         run(make_folder(tmp_path / "other"), out)
+    with pytest.raises(ConfigError, match="cannot read the folder .*/inn .*did you mean .*/in"):
+        run(tmp_path / "inn", out)  # which is no other conversion
     assert read_output(out) == before
     shutil.rmtree(out / ".convert")
     with pytest.raises(OutputError, match="unknown origin"):
