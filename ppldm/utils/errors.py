@@ -142,10 +142,11 @@ def exit_on_error():
     try:
         with redirect_stdout(EscapingStream(sys.stdout)):
             yield
-            sys.stdout.flush()
+            if sys.__stdout__:  # None where it was closed
+                sys.__stdout__.flush()
     except (PpldmError, OSError, UnicodeEncodeError, MemoryError, KeyboardInterrupt) as error:
-        if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError) and sys.__stdout__ and _is_unread(sys.__stdout__):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno())
             sys.exit(128 + signal.SIGPIPE)
         line, status = _tell(error)
         if not line:
@@ -160,7 +161,7 @@ def _is_unread(stream) -> bool:
     """Whether it is a pipe that nobody reads any more, as before `| head`."""
     poll = select.poll()
     poll.register(stream, 0)
-    return any(event & select.POLLERR for _, event in poll.poll(0))
+    return bool(poll.poll(0))  # of what goes wrong
 
 
 def _tell(error: BaseException) -> tuple[str, int]:

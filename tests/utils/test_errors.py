@@ -92,3 +92,9 @@ with exit_on_error():
 def test_a_pipe_that_breaks_elsewhere_is_an_error():
     with pytest.raises(BrokenPipeError), exit_on_error():
         raise BrokenPipeError(errno.EPIPE, "of a child")
+
+
+def test_a_command_without_an_output_ends_well():
+    program = "from ppldm.utils.errors import exit_on_error\nwith exit_on_error(): pass"
+    done = subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, program], capture_output=True)
+    assert done.returncode == 0 and done.stderr == b""

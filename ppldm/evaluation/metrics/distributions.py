@@ -158,8 +158,7 @@ def sliced_distances(
     left: np.ndarray, right: np.ndarray, seed: int, groups: int = 0
 ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
     """(W1 in each direction [512], mean terms of both sets [N] and [M], slopes [2, groups, 2]). groups: that the D
-    numbers belong to in turn, as colours of pixels; slopes: how each set's mean W1 changes as one is shifted, and
-    stretched."""
+    numbers belong to in turn, as colours of pixels; slopes: of each set's mean W1 as one is shifted and stretched."""
     directions = make_rng(seed, Stream.EVALUATION, 1).standard_normal((DIRECTIONS, left.shape[1]))
     directions = (directions / np.linalg.norm(directions, axis=1, keepdims=True)).astype(np.float32).T
     distances, terms = np.empty(DIRECTIONS), [np.zeros(len(left)), np.zeros(len(right))]
