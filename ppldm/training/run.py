@@ -174,7 +174,7 @@ class TrainingRun:
             self._store.push(wait=is_last)
 
     def draw(self, batch: dict) -> tuple[dict, dict]:
-        """The family's (pictures, on the main process, and numbers) of the last batch. A collective call."""
+        """(the main process's pictures by tag, numbers by name) of the last batch, by the family. A collective call."""
         from .validation import current_prompts, undisturbed
 
         seed, model = self.arguments.seed, self.state.model

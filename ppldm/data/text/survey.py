@@ -70,10 +70,10 @@ class Survey:
         where = WAYS[self.way].format(table=self.table and self.table.name)
         where += " (few: 20 or more teach more)" * (len(self.captions) < 20)
         damaged = [path for path, side in self.sides.items() if not side]
-        shown = spread([path for path in self.captions if path not in damaged], 3)
+        shown = spread([path for path in self.captions if self.sides.get(path, 1)], 3)
         lines = [f"{count_of(len(self.captions), 'picture')} with captions from {where}:"]
         lines += [f"  {path.relative_to(self.folder)}: {self.captions[path][:100]}" for path in shown]
-        for why, those in (("no caption", self.without), ("damaged", damaged)):
+        for why, those in (("no caption", self.without), (f"damaged, of {len(self.sides)} looked at", damaged)):
             if those:
                 lines.append(f"{why}: {count_of(len(those), 'picture')} left out, such as {those[0]}")
         return lines

@@ -282,7 +282,7 @@ def _unit(embeddings: paddle.Tensor) -> np.ndarray:
 
 
 class PairNetwork:
-    """LPIPS on VGG16: distances of pairs of pictures uint8 [H, W, 3]. `digest`: as of a `FeatureNetwork`."""
+    """LPIPS on VGG16: distances of pairs of pictures of one size, uint8 [H, W, 3]. `digest`: as `FeatureNetwork`'s."""
 
     def __init__(self, layer, convention: Convention):
         self.digest, self.convention = layer_digest(layer), f"{convention.name}: {convention.words}"

@@ -133,7 +133,7 @@ def count_coverage(generated: np.ndarray, real: np.ndarray, k: int) -> tuple[flo
 
 
 def _balls(rows: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each row the numbers [N, k] of its nearest others, its ball's squared radius [N], and without one."""
+    """Of each row: its nearest others [N, k], its ball's squared radius [N], the same with one of them missing."""
     numbers, distances = nearest(rows, rows, k + 1, own=np.arange(len(rows)))
     return numbers[:, :k], distances[:, k - 1], distances[:, k]
 

@@ -83,7 +83,7 @@ def look(words: list[str], given: argparse.Namespace) -> tuple[list[Finding], di
         fix = "omit it" if len(idle) == 1 else "omit them" if idle else ""
         text = "; ".join(idle) or f"family {recipe.family}, settings that go together"
         if not {"--preset", "--config"} & {word.partition("=")[0] for word in words}:
-            text += "; the published model, since no --preset or --config names another"
+            text += "; without --preset or --config it starts from the defaults of ppldm train"
         yield judged("recipe", text, warning=fix)
 
     found += examine("recipe", read_it)

@@ -226,7 +226,7 @@ def test_pictures_that_are_damaged_or_tiny_are_refused(folder):
 def test_a_damaged_picture_is_named_and_is_no_example(folder):
     (folder / f"{NAMES[0]}.png").write_bytes(b"no picture")
     told = "\n".join(survey(folder).describe())
-    assert f"damaged: 1 picture left out, such as {folder}/{NAMES[0]}.png" in told
+    assert f"damaged, of {len(NAMES)} looked at: 1 picture left out, such as {folder}/{NAMES[0]}.png" in told
     assert f"  {NAMES[0]}.png:" not in told and f"  {NAMES[1]}.png:" in told
 
 

@@ -316,3 +316,18 @@ def test_a_checkpoint_of_other_settings_or_data(examined, tiny, data, tmp_path):
     found = examined(**same, file_list=lines(data))["data"]
     assert "checkpoint-1 was trained on other data: " in found["text"] and "--accept_changes data" in found["fix"]
     assert "data" not in examined("--accept_changes", "data", **same, file_list=lines(data))
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("max_steps, ends", [(4, True), (10**9, False)])
+def test_what_is_looked_at_is_named_and_a_run_without_an_end_is_not_forecast(
+    tiny, tmp_path, monkeypatch, capsys, named, max_steps, ends
+):
+    from ppldm.training.doctor import memory
+
+    monkeypatch.setattr(memory, "count_activations", lambda *_: Activations(0, 0))
+    words = ["--json", "--no_timing", *["--preset", "ldm-tiny-cpu"] * named]
+    doctor([*words, *tiny.flags(tmp_path / "out", max_steps=max_steps)])
+    found = {one["name"]: one["text"] for one in json.loads(capsys.readouterr().out)["findings"]}
+    assert ("without --preset or --config" in found["recipe"]) == (not named)
+    assert ("nothing ends this run; give --max_steps" in found["forecast"]) == (not ends)
