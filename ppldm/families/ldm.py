@@ -100,6 +100,10 @@ class TextToImage(Family):
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
         model = self.make(config, data, seed, tokenizer)
         model.tokenizer = tokenizer
+        if methods := config.chosen_methods():
+            from ..methods.base import attach_methods
+
+            attach_methods(model, methods, seed)
         if config.trains_adapters:
             from ..networks.adapters import adapt
 

@@ -313,9 +313,23 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     "What is seen of an empty caption, in guidance too: the embedding of it, or zeros; saved with the model."
     enable_xformers_memory_efficient_attention: bool = _model(False)
     "Memory-efficient attention in what removes the noise (GPU only)."
+    methods: list[str] = _loss([])
+    """What is added to the loss: contrastive_flow, alignment; with options after a colon, as contrastive_flow:weight=0.1
+    (docs/methods.md)."""
+
+    def chosen_methods(self) -> tuple:
+        """The methods by which is trained (`ppldm.methods`). Raises ConfigError."""
+        if not self.methods:
+            return ()
+        from ..methods.base import read_methods
+
+        if self.trains_adapters:
+            raise ConfigError(f"--methods {' '.join(self.methods)} cannot train adapters; omit either")
+        return read_methods(self.methods, self.denoiser)
 
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work, wherever the components come from."""
+        self.chosen_methods()
         self.check_objective()
         self.check_average()
         self.check_adapters()

@@ -15,7 +15,7 @@ from paddle.nn import functional as F
 from ..diffusion.drawing import USUAL, Drawing
 from ..diffusion.loss_weighting import Adaptive
 from ..diffusion.process import Process, add_noise
-from .model import Loss, Model, encode_moments
+from .model import Loss, Model, Step, encode_moments
 
 
 class LevelErrors(nn.Layer):
@@ -125,9 +125,15 @@ class DenoisingModel(Model):
             levels = timesteps.astype("float32") / self.process.num_levels
         weights = self.weights_of(timesteps)
         if weights is None:
-            return Loss(F.mse_loss(predicted, target), errors, levels)
-        weighted = weights * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])
-        return Loss(weighted.mean(), errors, levels)
+            value = F.mse_loss(predicted, target)
+        else:
+            value = (weights * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])).mean()
+        if not (self.methods and self.training):
+            return Loss(value, errors, levels)
+        step = Step(latents, noise, scales, predicted, target)
+        terms = [method.term(self, step) for method in self.methods]
+        told = [method.sums(self, step) for method in self.methods if method.num_sums(self)]
+        return Loss(paddle.add_n([value, *terms]), errors, levels, paddle.concat(told) if told else None)
 
     def weights_of(self, timesteps):
         """The weight [B] of each sample's error, None where all are 1. Learned ones are only of the training."""
@@ -136,8 +142,18 @@ class DenoisingModel(Model):
         return None if self.loss_weights is None else self.loss_weights[timesteps]
 
     def statistics(self, losses: list[Loss]):
-        """Errors by noise level, where the weights of the loss are learned."""
-        return None if self.level_errors is None else self.level_errors.sums(losses)
+        """Errors by noise level, where the weights of the loss are learned; and what methods add up."""
+        told = [] if self.level_errors is None else [self.level_errors.sums(losses)]
+        if of_methods := [loss.statistics for loss in losses if loss.statistics is not None]:
+            told.append(paddle.add_n(of_methods))
+        return paddle.concat(told) if told else None
 
     def keep_statistics(self, sums) -> None:
-        self.level_errors.update(sums)
+        counts = [method.num_sums(self) for method in self.methods]
+        first = len(sums) - sum(counts)
+        if self.level_errors is not None:
+            self.level_errors.update(sums[:first])
+        for method, count in zip(self.methods, counts, strict=True):
+            if count:
+                method.keep(self, sums[first : first + count])
+            first += count

@@ -26,6 +26,17 @@ class Loss(NamedTuple):
     measures: Mapping[str, paddle.Tensor] | None = None
 
 
+class Step(NamedTuple):
+    """What a method may look at, of B samples: latents and noise [B, C, h, w], the scales (a, s) [B, 1, 1, 1] of x_t =
+    a x_0 + s noise, and what the network predicted, float32 like its target, of all places or of those that count."""
+
+    latents: paddle.Tensor
+    noise: paddle.Tensor
+    scales: tuple
+    predicted: paddle.Tensor
+    target: paddle.Tensor
+
+
 @dataclass(frozen=True)
 class Component:
     """One network of a model. rate_group: it learns by `--<rate_group>_learning_rate`. stays_float32: never in half
@@ -54,7 +65,9 @@ class Model(nn.Layer):
     components whose moments, and hidden states, may be computed ahead. empty_end: the id of the token that ends a
     caption where those of an empty one are zeros. keep_moments: keeps what is computed of pixels: (places int64 [M, 3],
     moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of its networks.
-    num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set."""
+    num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set.
+    methods: of `ppldm.methods`, what they train beside the networks (method_parts), and the outputs they look at (taps).
+    """
 
     process = None
     inputs: dict[str, Any] = {}
@@ -66,6 +79,9 @@ class Model(nn.Layer):
     keep_moments: Callable | None = None
     num_updates: int = 0
     adapters: Mapping[str, nn.Layer] = MappingProxyType({})
+    methods: tuple = ()
+    method_parts: Mapping[str, nn.Layer] = MappingProxyType({})
+    taps: dict[str, Any] = {}
 
     @property
     def networks(self) -> dict[str, Component]:
@@ -74,8 +90,9 @@ class Model(nn.Layer):
 
     @property
     def components(self) -> dict[str, Component]:
-        """The networks; with adapters these too, which are then all that is trained, in float32."""
-        networks = self.networks
+        """The networks, and what methods train; with adapters these too, which are then all that is trained, in
+        float32."""
+        networks = self.networks | {name: Component(part, trained=True) for name, part in self.method_parts.items()}
         if not self.adapters:
             return networks
         adapted = {name: replace(one, trained=False, adapted=one.trained) for name, one in networks.items()}

@@ -28,6 +28,7 @@ _DIFFUSERS_CLASSES = dict.fromkeys(("cascade_prior", "cascade_decoder"), "Stable
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
+_OF_METHODS = {"projector": "Projector"}  # likewise; `ppldm.methods`
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def describe(family: str, components: dict[str, Component], process=None, tokeni
 
 def kind_of(family: Family, name: str) -> str | None:
     """The kind of a component, an adapter's too, as `Family.components` says it; None for one that is not known."""
-    return family.components.get(name) or _ADAPTERS.get(name.rpartition("_")[2])
+    return family.components.get(name) or (_ADAPTERS | _OF_METHODS).get(name.rpartition("_")[2])
 
 
 def class_of(kind: str, config: dict) -> str:

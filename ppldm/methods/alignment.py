@@ -1,0 +1,56 @@
+"""Alignment of hidden states to features of the clean picture, as the autoencoder has them.
+
+    loss + weight * mean over places of (1 - cos(projector(hidden), features))
+
+REPA (Yu et al. 2024, arXiv:2410.06940, equation 8) aligns to a network from outside (DINOv2; published: 17.5 times
+faster than SiT, FID 1.42). Here the features are those of the frozen autoencoder that is there anyway (arXiv:2601.17830;
+published: as fast as such methods at 4 % more operations): what the middle of its decoder makes of the clean latents.
+As in iREPA (arXiv:2512.10794), the projector is a convolution, and features lose most of their mean over the picture.
+Hidden states are those of the middle of the UNet, and features are averaged down to their sides.
+"""
+
+from dataclasses import dataclass
+
+from .base import Method
+
+_MEAN_LOST = 0.6  # of the mean over the picture, as iREPA's spatial normalisation
+_TAP = "alignment"
+
+
+@dataclass(frozen=True)
+class Alignment(Method):
+    """weight: of the term; REPA's is 0.5."""
+
+    weight: float = 0.5
+    denoisers = ("unet",)
+
+    def problem(self):
+        return None if self.weight > 0 else f"weight {self.weight:g} must be above 0"
+
+    def attach(self, model, seed):
+        from .parts import keep_output, make_projector
+
+        keep_output(model.unet.mid_block, model.taps, _TAP)
+        width, features = model.unet.config.block_out_channels[-1], model.vae.config.block_out_channels[-1]
+        return {"alignment_projector": make_projector(width, features, seed)}
+
+    def term(self, model, step):
+        from paddle.nn import functional as F
+
+        hidden = model.alignment_projector(model.taps.pop(_TAP).astype("float32"))
+        features = F.adaptive_avg_pool2d(self._features(model, step.latents), hidden.shape[2:])
+        return self.weight * (1.0 - F.cosine_similarity(hidden, features, axis=1).mean())
+
+    def _features(self, model, latents):
+        """[B, F, h, w] float32 of clean latents [B, C, h, w], normalised over each picture."""
+        import paddle
+
+        with paddle.no_grad(), paddle.amp.auto_cast(enable=False):
+            vae = model.vae
+            hidden = vae.decoder.conv_in(vae.post_quant_conv(latents / model.scaling_factor))
+            hidden = vae.decoder.mid_block(hidden)
+            hidden = hidden - _MEAN_LOST * hidden.mean([2, 3], keepdim=True)
+            return hidden / (hidden.std([2, 3], keepdim=True) + 1e-6)
+
+
+METHOD = Alignment

@@ -1,0 +1,98 @@
+"""What a method is: a module of this folder, named in a recipe by `--methods NAME` or `NAME:OPTION=VALUE,OPTION=VALUE`.
+
+Its docstring says what it is, its mathematics, source and published figure; `METHOD` is its class, a frozen dataclass
+whose fields are its options. It adds a term to a diffusion model's loss while that is trained, and may want more of a
+row, of the network or of a checkpoint; nothing else knows of it. Modules are read without paddle, and only those that a
+recipe names (docs/extending.md says how to add one).
+"""
+
+import importlib
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..data.inputs import Input
+from ..utils.errors import ConfigError
+from ..utils.text import did_you_mean
+
+if TYPE_CHECKING:
+    from ..networks.model import Step
+
+
+class Method:
+    """Base of all methods: it does nothing. denoisers: the components whose networks it can look into; () for all."""
+
+    denoisers: ClassVar[tuple[str, ...]] = ()
+
+    def problem(self) -> str | None:
+        """What is wrong with the options, and what to do; None where nothing is."""
+
+    def inputs(self, model) -> dict[str, Input]:
+        """What else a batch must hold, by the names of the arguments of the model's `forward`."""
+        return {}
+
+    def attach(self, model, seed: int) -> dict[str, Any]:
+        """Make the model ready: taps, buffers that a checkpoint keeps; returns networks that are trained with it, by
+        names of their own, which are saved and averaged and not exported."""
+        return {}
+
+    def term(self, model, step: "Step"):
+        """What is added to the loss, a float32 scalar that is a mean over samples."""
+        raise NotImplementedError
+
+    def num_sums(self, model) -> int:
+        """How many numbers `sums` are."""
+        return 0
+
+    def sums(self, model, step: "Step"):
+        """Of these samples a float32 [num_sums], to be added up over an update and its ranks."""
+        raise NotImplementedError
+
+    def keep(self, model, sums) -> None:
+        """Take what `sums` added up to, once an update."""
+
+
+def list_methods() -> list[str]:
+    """The names of all methods."""
+    files = Path(__file__).parent.glob("*.py")
+    return sorted(path.stem for path in files if "\nMETHOD = " in path.read_text(encoding="utf-8"))
+
+
+def read_methods(words: list[str], denoiser: str) -> tuple[Method, ...]:
+    """The methods that a recipe names, of a family whose `denoiser` has that name. Raises ConfigError."""
+    found = {word.partition(":")[0]: _read(word, denoiser) for word in words}
+    if len(found) < len(words):
+        raise ConfigError(f"--methods {' '.join(words)} names one method twice; omit one")
+    return tuple(found.values())
+
+
+def _read(word: str, denoiser: str) -> Method:
+    name, _, told = word.partition(":")
+    if name not in list_methods():
+        raise ConfigError(f"--methods {name} is not known; {did_you_mean(name, list_methods())}")
+    kind = importlib.import_module(f".{name}", __package__).METHOD
+    if kind.denoisers and denoiser not in kind.denoisers:
+        raise ConfigError(f"--methods {name} is for models with a {' or '.join(kind.denoisers)}; omit it")
+    known, options = {one.name: one.type for one in fields(kind)}, {}
+    for option, _, value in (part.partition("=") for part in told.split(",") if part):
+        if option not in known:
+            raise ConfigError(f"--methods {word}: {name} has no option {option}; {did_you_mean(option, [*known])}")
+        try:
+            options[option] = known[option](value)
+        except ValueError as error:
+            raise ConfigError(f"--methods {word}: {option} {value!r} is not a number; correct it") from error
+    method = kind(**options)
+    if wrong := method.problem():
+        raise ConfigError(f"--methods {word}: {wrong}")
+    return method
+
+
+def attach_methods(model, methods: tuple[Method, ...], seed: int) -> None:
+    """Make a built model train with these methods."""
+    model.methods, model.taps = methods, {}
+    for method in methods:
+        model.inputs |= method.inputs(model)
+        parts = method.attach(model, seed)
+        for name, part in parts.items():
+            model.add_sublayer(name, part)
+        model.method_parts = {**model.method_parts, **parts}
