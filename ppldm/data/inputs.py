@@ -200,6 +200,7 @@ class KeptPatches(Input):
 
     side: int
     masked: float
+    stream: Stream = Stream.PATCH_MASK
     dtype = np.int64
 
     def shape(self, height, width):
@@ -208,7 +209,7 @@ class KeptPatches(Input):
 
     def draw(self, keys, size, generators, made, strata=None):
         (kept,), count = self.shape(*size), (size[0] // self.side) * (size[1] // self.side)
-        orders = [generators(Stream.PATCH_MASK, key).random(count).argsort(kind="stable") for key in keys]
+        orders = [generators(self.stream, key).random(count).argsort(kind="stable") for key in keys]
         return np.sort(np.array(orders, dtype=np.int64).reshape(-1, count)[:, :kept])
 
 

@@ -139,9 +139,12 @@ def saved_recipe(path: Path) -> tuple[Recipe, Family]:
 def check_family(config, data, arguments) -> None:
     """Raises ConfigError, ModelError for settings that the family does not take; by configs, and without paddle."""
     family = get_family(config.family)
-    for name in family.unsupported:
+    unsupported = dict.fromkeys(family.unsupported, family.plural)
+    for method in config.chosen_methods() if hasattr(config, "chosen_methods") else ():
+        unsupported |= dict.fromkeys(method.unsupported, f"--methods {method.name}")
+    for name, whose in unsupported.items():
         if getattr(arguments, name):
-            raise ConfigError(f"--{name} is not supported for {family.plural}; omit it")
+            raise ConfigError(f"--{name} is not supported for {whose}; omit it")
     if arguments.bf16 and arguments.fp16_opt_level not in family.half_precision_levels:
         raise ConfigError(
             f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for {family.plural}; "

@@ -314,7 +314,7 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     enable_xformers_memory_efficient_attention: bool = _model(False)
     "Memory-efficient attention in what removes the noise (GPU only)."
     methods: list[str] = _loss([])
-    """What is added to the loss: contrastive_flow, alignment; with options after a colon, as contrastive_flow:weight=0.1
+    """Train by these methods too: alignment, contrastive_flow, tread; with options as contrastive_flow:weight=0.1
     (docs/methods.md)."""
 
     def chosen_methods(self) -> tuple:
@@ -325,7 +325,7 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
 
         if self.trains_adapters:
             raise ConfigError(f"--methods {' '.join(self.methods)} cannot train adapters; omit either")
-        return read_methods(self.methods, self.denoiser)
+        return read_methods(self.methods, self)
 
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work, wherever the components come from."""

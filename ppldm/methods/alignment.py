@@ -23,8 +23,9 @@ class Alignment(Method):
 
     weight: float = 0.5
     denoisers = ("unet",)
+    unsupported = ("to_static",)  # where nobody sees hidden states
 
-    def problem(self):
+    def problem(self, config):
         return None if self.weight > 0 else f"weight {self.weight:g} must be above 0"
 
     def attach(self, model, seed):

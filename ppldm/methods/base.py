@@ -20,15 +20,22 @@ if TYPE_CHECKING:
 
 
 class Method:
-    """Base of all methods: it does nothing. denoisers: the components whose networks it can look into; () for all."""
+    """Base of all methods: it does nothing. denoisers: the components whose networks it can look into; () for all.
+    unsupported: settings of the training beside which it cannot be."""
 
     denoisers: ClassVar[tuple[str, ...]] = ()
+    unsupported: ClassVar[tuple[str, ...]] = ()
 
-    def problem(self) -> str | None:
-        """What is wrong with the options, and what to do; None where nothing is."""
+    @property
+    def name(self) -> str:
+        """Its name in recipes: that of its module."""
+        return type(self).__module__.rpartition(".")[2]
+
+    def problem(self, config) -> str | None:
+        """What is wrong with the options beside a family's settings, and what to do; None where nothing is."""
 
     def inputs(self, model) -> dict[str, Input]:
-        """What else a batch must hold, by the names of the arguments of the model's `forward`."""
+        """What else a batch must hold, by names that no model has; `taps` has it in a step."""
         return {}
 
     def attach(self, model, seed: int) -> dict[str, Any]:
@@ -37,8 +44,7 @@ class Method:
         return {}
 
     def term(self, model, step: "Step"):
-        """What is added to the loss, a float32 scalar that is a mean over samples."""
-        raise NotImplementedError
+        """What is added to the loss, a float32 scalar that is a mean over samples; None: nothing."""
 
     def num_sums(self, model) -> int:
         """How many numbers `sums` are."""
@@ -58,20 +64,20 @@ def list_methods() -> list[str]:
     return sorted(path.stem for path in files if "\nMETHOD = " in path.read_text(encoding="utf-8"))
 
 
-def read_methods(words: list[str], denoiser: str) -> tuple[Method, ...]:
-    """The methods that a recipe names, of a family whose `denoiser` has that name. Raises ConfigError."""
-    found = {word.partition(":")[0]: _read(word, denoiser) for word in words}
+def read_methods(words: list[str], config) -> tuple[Method, ...]:
+    """The methods that a recipe names, beside the settings of its family. Raises ConfigError."""
+    found = {word.partition(":")[0]: _read(word, config) for word in words}
     if len(found) < len(words):
         raise ConfigError(f"--methods {' '.join(words)} names one method twice; omit one")
     return tuple(found.values())
 
 
-def _read(word: str, denoiser: str) -> Method:
+def _read(word: str, config) -> Method:
     name, _, told = word.partition(":")
     if name not in list_methods():
         raise ConfigError(f"--methods {name} is not known; {did_you_mean(name, list_methods())}")
     kind = importlib.import_module(f".{name}", __package__).METHOD
-    if kind.denoisers and denoiser not in kind.denoisers:
+    if kind.denoisers and config.denoiser not in kind.denoisers:
         raise ConfigError(f"--methods {name} is for models with a {' or '.join(kind.denoisers)}; omit it")
     known, options = {one.name: one.type for one in fields(kind)}, {}
     for option, _, value in (part.partition("=") for part in told.split(",") if part):
@@ -82,7 +88,7 @@ def _read(word: str, denoiser: str) -> Method:
         except ValueError as error:
             raise ConfigError(f"--methods {word}: {option} {value!r} is not a number; correct it") from error
     method = kind(**options)
-    if wrong := method.problem():
+    if wrong := method.problem(config):
         raise ConfigError(f"--methods {word}: {wrong}")
     return method
 
@@ -91,7 +97,8 @@ def attach_methods(model, methods: tuple[Method, ...], seed: int) -> None:
     """Make a built model train with these methods."""
     model.methods, model.taps = methods, {}
     for method in methods:
-        model.inputs |= method.inputs(model)
+        inputs = method.inputs(model)
+        model.inputs, model.method_inputs = {**model.inputs, **inputs}, (*model.method_inputs, *inputs)
         parts = method.attach(model, seed)
         for name, part in parts.items():
             model.add_sublayer(name, part)

@@ -22,7 +22,7 @@ class ContrastiveFlow(Method):
 
     weight: float = 0.05
 
-    def problem(self):
+    def problem(self, config):
         # At 1 nothing is learned any more, and above it predictions grow without end.
         return None if 0 < self.weight < 1 else f"weight {self.weight:g} must be above 0 and below 1"
 

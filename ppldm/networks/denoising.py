@@ -131,7 +131,7 @@ class DenoisingModel(Model):
         if not (self.methods and self.training):
             return Loss(value, errors, levels)
         step = Step(latents, noise, scales, predicted, target)
-        terms = [method.term(self, step) for method in self.methods]
+        terms = [term for method in self.methods if (term := method.term(self, step)) is not None]
         told = [method.sums(self, step) for method in self.methods if method.num_sums(self)]
         return Loss(paddle.add_n([value, *terms]), errors, levels, paddle.concat(told) if told else None)
 

@@ -66,8 +66,8 @@ class Model(nn.Layer):
     caption where those of an empty one are zeros. keep_moments: keeps what is computed of pixels: (places int64 [M, 3],
     moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of its networks.
     num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set.
-    methods: of `ppldm.methods`, what they train beside the networks (method_parts), and the outputs they look at (taps).
-    """
+    methods: of `ppldm.methods`, what they train beside the networks (method_parts), and what they look at in a step
+    (taps): outputs of layers, and their own inputs (method_inputs)."""
 
     process = None
     inputs: dict[str, Any] = {}
@@ -81,6 +81,7 @@ class Model(nn.Layer):
     adapters: Mapping[str, nn.Layer] = MappingProxyType({})
     methods: tuple = ()
     method_parts: Mapping[str, nn.Layer] = MappingProxyType({})
+    method_inputs: tuple[str, ...] = ()
     taps: dict[str, Any] = {}
 
     @property
@@ -140,8 +141,49 @@ class Model(nn.Layer):
         return self(**self.inputs_of(batch))
 
     def inputs_of(self, batch: dict) -> dict:
+        """What `forward` takes of a batch: where there are moments, it may lack pixels, and the other way about. What
+        methods look at is put aside for them."""
+        if self.method_inputs:
+            self.taps.update({name: batch[name] for name in self.method_inputs})
+        return {name: batch[name] for name in self.inputs if name in batch and name not in self.method_inputs}
+
+
+def freeze(self) -> None:
+        """To be called once all components are there: those that are not trained get no gradients."""
+        for component in self.components.values():
+            if not component.trained:
+                freeze(component.layer)
+
+    def train(self):
+        """Training mode for the components that gradients pass through; the others stay in evaluation mode."""
+        super().train()
+        for component in self.components.values():
+            if not component.differentiated:
+                component.layer.eval()
+        return self
+
+    def trained_parameters(self) -> dict:
+        """Name to parameter, in the order of the state dict, of everything the optimizer changes."""
+        return {name: p for name, p in self.named_parameters() if not p.stop_gradient}
+
+    def process_settings(self) -> dict | None:
+        """What model.json says of the process, and of how to sample; None without one."""
+        return self.process and self.process.settings()
+
+    def statistics(self, losses: list[Loss]) -> paddle.Tensor | None:
+        """Sums over this rank's losses, float32 [n], to which those of other ranks are added; None: nothing."""
+        return None
+
+    def keep_statistics(self, sums: paddle.Tensor) -> None:
+        """Told, after each update that is applied, the `statistics` of all ranks; the same on all."""
+
+    def loss(self, batch: dict) -> Loss:
+        """The loss of a batch, which may hold more than the inputs."""
+        return self(**self.inputs_of(batch))
+
+    def inputs_of(self, batch: dict) -> dict:
         """The inputs that a batch has: where there are moments, it may lack pixels, and the other way about."""
-        return {name: batch[name] for name in self.inputs if name in batch}
+        return {name: batch[name] for name in self.inputs if name in batch and name not in self.method_inputs}
 
 
 def freeze(layer: nn.Layer) -> None:

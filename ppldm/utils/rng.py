@@ -48,6 +48,7 @@ class Stream(IntEnum):
     PATCH_MASK = 47
     SAMPLE_DECODER = 58
     PROMPT_WILDCARD = 60
+    ROUTE = 61
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

@@ -66,6 +66,7 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"use_ema": True, "ema_posthoc": (0.05, 0.1), "ema_posthoc_every": 2, "ema_posthoc_dtype": "float32"},
             **{"noise_offset": 0.1, "size_conditioning": True, "size_conditioning_drop": 0.3},
             **{"prediction_type": "flow", "stratified_timesteps": True, "loss_weighting": "adaptive"},
+            "methods": ("alignment", "contrastive_flow"),
         },
         "stable_diffusion": {
             "text_encoder_config_file": tiny.config("clip"),
@@ -117,7 +118,7 @@ def flags(tiny, name, folder, **changes) -> list[str]:
         },
         "uvit": {
             **{"unet_config_file": None, "transformer_config_file": tiny.config("uvit"), "train_text_encoder": True},
-            **{"patch_masking": 0.5, "use_ema": True, "loss_weighting": "adaptive"},
+            **{"methods": ("tread",), "use_ema": True, "loss_weighting": "adaptive"},
         },
         "dit": {
             **{"unet_config_file": None, "transformer_config_file": tiny.config("dit"), "patch_masking": 0.25},
@@ -293,7 +294,7 @@ def test_what_is_exported_is_what_was_trained(name, straight):
         return
     described, trained = read_model_file(folder), read_model_file(straight / f"checkpoint-{STEPS}")
     assert described.family == trained.family == name
-    assert trained.components.keys() - described.components.keys() <= {*family.optional}
+    assert trained.components.keys() - described.components.keys() <= {*family.optional, "alignment_projector"}
     assert "config" in read_manifest(straight / f"checkpoint-{STEPS}")
 
 
@@ -343,7 +344,7 @@ DRAWN = DEAR if ALL else random.Random(int(os.environ.get("PPLDM_SEED", 1))).sam
 @pytest.mark.parametrize("one, law", DRAWN)
 def test_the_dearest_laws(tiny, shaped, tmp_path, one, law):
     """Compiled, on cached latents, or in two processes on pictures of several shapes: the same run."""
-    settings = {"max_steps": 3, "random_crop": False, "recompute": False}  # no graph recomputes
+    settings = {"max_steps": 3, "random_crop": False, "recompute": False, "methods": None}  # of no graph
     if law == "ranks and shapes":
         settings |= of_shapes(one, shaped["train"], per_device_train_batch_size=BATCH // 2)
         train(tiny, one, tmp_path / "plain", gradient_accumulation_steps=2, **settings)

@@ -289,5 +289,11 @@ def take_patches(tokens, kept):
     return tokens.flatten(0, 1).index_select(_flat(kept, tokens.shape[1])).reshape([*kept.shape, tokens.shape[2]])
 
 
+def put_patches(whole, tokens, kept):
+    """`whole` [B, N, D] with tokens [B, K, D] in place of those whose numbers are in `kept`."""
+    flat = _flat(kept, whole.shape[1])
+    return paddle.scatter(whole.flatten(0, 1), flat, tokens.flatten(0, 1)).reshape(whole.shape)
+
+
 def _flat(kept, count: int):
     return (kept + count * paddle.arange(kept.shape[0]).unsqueeze(1)).flatten()

@@ -1,0 +1,187 @@
+"""Methods that a recipe names: what each adds to a training, and what is refused."""
+
+import itertools
+
+import numpy as np
+import paddle
+import pytest
+from command_line import parse_arguments
+from tiny_model import load_pipeline, make_batch, make_model
+
+from ppldm.families.base import get_family
+from ppldm.families.ldm import LdmConfig
+from ppldm.families.transformers import UVitConfig
+from ppldm.methods.base import attach_methods, list_methods, read_methods
+from ppldm.methods.contrastive_flow import ContrastiveFlow
+from ppldm.networks.model import Step
+from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
+from ppldm.utils.errors import ConfigError
+
+NAMES = ["alignment", "contrastive_flow", "tread"]
+
+
+def attached(tiny, *words, **settings):
+    """A model that is trained by methods, in training mode."""
+    model = make_model(tiny, **settings)
+    attach_methods(model, read_methods([*words], LdmConfig()), seed=3)
+    model.train()
+    return model
+
+
+def step_of(model, seed=0, batch=4, latents=None):
+    rng = np.random.default_rng(seed)
+    predicted, other, noise = (rng.standard_normal((batch, 4, 4, 4), np.float32) for _ in range(3))
+    levels = model.levels[paddle.to_tensor(rng.integers(0, 1000, batch))].reshape([-1, 1, 1, 1])
+    latents = paddle.to_tensor(other) if latents is None else latents
+    scales = model.process.scales(levels)
+    noise = paddle.to_tensor(noise)
+    return Step(latents, noise, scales, paddle.to_tensor(predicted), model.process.target(latents, noise, scales))
+
+
+def test_these_are_known():
+    assert [name for name in list_methods() if name in NAMES] == NAMES
+
+
+@pytest.mark.parametrize(
+    "words, config, said",
+    [
+        (["contrastiv_flow"], LdmConfig(), "contrastiv_flow is not known; did you mean contrastive_flow"),
+        (["contrastive_flow:wait=1"], LdmConfig(), "has no option wait; did you mean weight"),
+        (["contrastive_flow:weight=much"], LdmConfig(), "weight 'much' is not a number"),
+        (["contrastive_flow:weight=nan"], LdmConfig(), "must be above 0 and below 1"),
+        (["contrastive_flow:weight=1"], LdmConfig(), "must be above 0 and below 1"),
+        (["alignment:weight=0"], LdmConfig(), "weight 0 must be above 0"),
+        (["alignment", "alignment:weight=1"], LdmConfig(), "names one method twice"),
+        (["tread"], LdmConfig(), "is for models with a transformer"),
+        (["alignment"], UVitConfig(), "is for models with a unet"),
+        (["tread:rate=1"], UVitConfig(), "rate 1 must be above 0 and below 1"),
+        (["tread:ends=0"], UVitConfig(), "ends 0 must be 1 or more"),
+        (["tread"], UVitConfig(patch_masking=0.5), "--patch_masking leaves patches out already"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(words, config, said):
+    with pytest.raises(ConfigError, match=said):
+        read_methods(words, config)
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--methods", "alignment", "--to_static"], "--to_static is not supported for --methods alignment"),
+        (["--methods", "alignment", "--lora_rank", "2"], "cannot train adapters"),
+    ],
+)
+def test_a_training_that_cannot_be_is_refused_at_once(tiny, tmp_path, flags, said):
+    with pytest.raises(ConfigError, match=said):
+        prepare(*parse_arguments([*tiny.flags(tmp_path / "run"), *flags], True, get_family("ldm").Config))
+
+
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample", "flow"])
+def test_contrastive_flow_is_the_mean_over_all_pairs(tiny, kind):
+    """Up to a constant: between two predictions it differs as the mean over all other rows and noises does."""
+    model = attached(tiny, "contrastive_flow", prediction_type=kind)
+    (method,) = model.methods
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((6, 4, 4, 4)) + 0.7
+    rows += (rows.mean((2, 3)).mean(0) - rows.mean((0, 2, 3)))[:, None, None]
+    noises = rng.standard_normal((4, 4, 4, 4))
+    noises = np.concatenate([noises, -noises])  # of mean 0
+    model.contrastive_mean.set_value(rows.mean((0, 2, 3)).astype(np.float32))
+    # A row's mean by channel stands for all of its places.
+    rows = np.broadcast_to(rows.mean((2, 3), keepdims=True), rows.shape)
+
+    def over_pairs(step):
+        scales = [one.numpy().astype(np.float64) for one in step.scales]
+        errors = [
+            ((step.predicted.numpy() - model.process.target(row[None], noise[None], scales)) ** 2).mean()
+            for row, noise in itertools.product(rows, noises)
+        ]
+        return -method.weight * np.mean(errors)
+
+    one = step_of(model, seed=1)
+    other = one._replace(predicted=step_of(model, seed=2).predicted)
+    found = float(method.term(model, one) - method.term(model, other))
+    assert found == pytest.approx(over_pairs(one) - over_pairs(other), rel=1e-4)
+
+
+@pytest.mark.parametrize("cut", [[8], [4, 4], [1, 3, 4]])
+def test_the_mean_of_latents_does_not_depend_on_how_an_update_is_cut(tiny, cut):
+    model, method = attached(tiny, "contrastive_flow"), ContrastiveFlow()
+    rng = np.random.default_rng(0)
+    updates = rng.standard_normal((3, 8, 4, 4, 4), np.float32) + 1
+    for latents in updates:
+        parts = np.split(latents, np.cumsum(cut)[:-1])
+        sums = [method.sums(model, step_of(model, batch=len(one), latents=paddle.to_tensor(one))) for one in parts]
+        method.keep(model, paddle.add_n(sums))
+    np.testing.assert_allclose(model.contrastive_mean.numpy(), updates.mean((0, 1, 3, 4)), rtol=1e-5)
+
+
+def test_alignment_is_the_cosine_between_projected_states_and_features(tiny):
+    model = attached(tiny, "alignment")
+    (method,) = model.methods
+    model.loss(make_batch(2))
+    step = step_of(model, batch=2)
+    hidden = paddle.randn([2, model.unet.config.block_out_channels[-1], 2, 2])
+    model.taps["alignment"] = hidden
+    found = float(method.term(model, step))
+    vae, latents = model.vae, step.latents / model.scaling_factor
+    features = vae.decoder.mid_block(vae.decoder.conv_in(vae.post_quant_conv(latents))).numpy().astype(np.float64)
+    features -= 0.6 * features.mean((2, 3), keepdims=True)
+    features /= features.std((2, 3), keepdims=True, ddof=1)
+    features = features.reshape(2, -1, 2, 2, 2, 2).mean((3, 5))
+    projected = model.alignment_projector(hidden).numpy().astype(np.float64)
+    lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(projected, axis=1)
+    assert found == pytest.approx(0.5 * (1 - ((features * projected).sum(1) / lengths).mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize("words", [["alignment"], ["contrastive_flow"], ["alignment", "contrastive_flow"]])
+def test_terms_are_of_the_training_only(tiny, words):
+    plain, model, batch = make_model(tiny), attached(tiny, *words), make_batch(4)
+    for one in (plain, model):  # a new UNet predicts zeros
+        one.unet.conv_out.weight.set_value(paddle.full_like(one.unet.conv_out.weight, 0.1))
+    plain.train()
+    assert float(model.loss(batch).value) != float(plain.loss(batch).value)
+    plain.eval(), model.eval()
+    assert float(model.loss(batch).value) == float(plain.loss(batch).value)
+
+
+@pytest.mark.parametrize("name", ["uvit", "microdit"])
+def test_patches_go_around_the_inner_blocks(tiny, tmp_path, name):
+    """Those between see the others only, of which each comes back to its place, and no patch is lost to the loss."""
+    flags = [*("--transformer_config_file", tiny.config(name)), *("--methods", "tread:rate=0.25"), "--train_text_encoder"]
+    words = tiny.flags(tmp_path / "run", max_steps=1)
+    place = words.index("--unet_config_file")
+    run = prepare(*parse_arguments(words[:place] + words[place + 2 :] + flags, True, get_family(name).Config))
+    model, seen = run.state.model, []
+    network = model.transformer
+    blocks = [*network.in_blocks, network.mid_block, *network.out_blocks] if name == "uvit" else [*network.blocks]
+    extras = network.extras if name == "uvit" else 0
+    for block in blocks:
+        block.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1] - extras))
+    batch = next(iter(run.batches()))
+    model.train()
+    patches = model.inputs["noise"].shape(32, 32)[1] ** 2 // network.config.patch_size**2
+    loss = model.loss(batch)
+    assert seen == [patches, patches - patches // 4, patches]
+    loss.value.backward()
+    assert all(p.grad is not None for p in model.trained_parameters().values() if "pos_embed" in p.name)
+    model.eval()
+    seen.clear()
+    model.loss(batch)
+    assert seen == [patches] * len(blocks)
+
+
+def test_what_is_trained_beside_the_networks_is_kept_and_not_exported(tiny, tmp_path):
+    words = [*tiny.flags(tmp_path / "run", max_steps=2), "--methods", "alignment", "contrastive_flow"]
+    run = prepare(*parse_arguments(words, True, get_family("ldm").Config))
+    before = {name: p.numpy().copy() for name, p in run.state.model.alignment_projector.named_parameters()}
+    run_loop(run)
+    kept = paddle.load(str(tmp_path / "run/checkpoint-2/model_state.pdparams"), return_numpy=True)
+    for name, value in before.items():
+        assert not (kept[f"alignment_projector.{name}"] == value).all()
+    assert float(kept["contrastive_updates"][0]) == 2
+    assert not list((tmp_path / "run/pipeline").glob("*projector*"))
+    for folder in ("pipeline", "checkpoint-2"):
+        drawn = load_pipeline(tmp_path / "run" / folder)
+        assert not hasattr(drawn, "alignment_projector")
