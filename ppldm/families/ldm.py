@@ -100,10 +100,6 @@ class TextToImage(Family):
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
         model = self.make(config, data, seed, tokenizer)
         model.tokenizer = tokenizer
-        if methods := config.chosen_methods():
-            from ..methods.base import attach_methods
-
-            attach_methods(model, methods, seed)
         if config.trains_adapters:
             from ..networks.adapters import adapt
 
@@ -118,6 +114,10 @@ class TextToImage(Family):
         model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
         model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
         check_sides(downscale_factor(model.vae.config), "the VAE's", data)
+        if methods := config.chosen_methods():
+            from ..methods.base import attach_methods
+
+            attach_methods(model, methods, seed)
         return model
 
     def new_network(self, name: str, config: dict, parts: dict, seed: int):

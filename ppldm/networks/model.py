@@ -148,44 +148,6 @@ class Model(nn.Layer):
         return {name: batch[name] for name in self.inputs if name in batch and name not in self.method_inputs}
 
 
-def freeze(self) -> None:
-        """To be called once all components are there: those that are not trained get no gradients."""
-        for component in self.components.values():
-            if not component.trained:
-                freeze(component.layer)
-
-    def train(self):
-        """Training mode for the components that gradients pass through; the others stay in evaluation mode."""
-        super().train()
-        for component in self.components.values():
-            if not component.differentiated:
-                component.layer.eval()
-        return self
-
-    def trained_parameters(self) -> dict:
-        """Name to parameter, in the order of the state dict, of everything the optimizer changes."""
-        return {name: p for name, p in self.named_parameters() if not p.stop_gradient}
-
-    def process_settings(self) -> dict | None:
-        """What model.json says of the process, and of how to sample; None without one."""
-        return self.process and self.process.settings()
-
-    def statistics(self, losses: list[Loss]) -> paddle.Tensor | None:
-        """Sums over this rank's losses, float32 [n], to which those of other ranks are added; None: nothing."""
-        return None
-
-    def keep_statistics(self, sums: paddle.Tensor) -> None:
-        """Told, after each update that is applied, the `statistics` of all ranks; the same on all."""
-
-    def loss(self, batch: dict) -> Loss:
-        """The loss of a batch, which may hold more than the inputs."""
-        return self(**self.inputs_of(batch))
-
-    def inputs_of(self, batch: dict) -> dict:
-        """The inputs that a batch has: where there are moments, it may lack pixels, and the other way about."""
-        return {name: batch[name] for name in self.inputs if name in batch and name not in self.method_inputs}
-
-
 def freeze(layer: nn.Layer) -> None:
     """No gradients of its own, evaluation mode; batch norms keep their statistics in either mode, since a wrapper may
     set that of all layers. The gradients of its inputs stay right."""
