@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import paired
 import yaml
-from results import add_result_flags, save_results
+from results import RESULTS, add_result_flags, save_results
 
 from ppldm.utils.files import write_json
 
@@ -54,15 +54,18 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--out", type=Path, default="study", help="folder of the runs")
     parser.add_argument("--world", type=Path, default="shapes_world", help="what docs/recipes/time-to-quality.md makes")
     parser.add_argument("--variants", nargs="+", help="only these; by default all")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so many")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--dry-run", action="store_true", help="say what is left to run, and how long it would take")
     parser.add_argument("--table", action="store_true", help="run nothing, show what is there")
+    parser.add_argument("--pairing", action="store_true", help="show what pairing alone brings to older runs")
     add_result_flags(parser, "study")
     arguments = parser.parse_args()
+    if arguments.pairing:
+        return print(pairing_table())
     study = Study(arguments.out, read_variants(arguments.variants))
     if arguments.dry_run:
         return print(study.forecast(arguments.jobs))
@@ -99,7 +102,7 @@ class Study:
         return self.found.get(run)
 
     def rate_of(self, variant: str) -> float | None:
-        """The multiple of the learning rate with the lowest mean loss on the tuning seeds; None before all are there."""
+        """The multiple of the rate with the lowest mean loss on the tuning seeds; None before all are there."""
         runs = {rate: [self.result(Run(variant, rate, seed)) for seed in TUNING_SEEDS] for rate in RATES}
         if not all(all(own) for own in runs.values()):
             return None
@@ -267,6 +270,28 @@ def table(summary: dict) -> str:
     if (itself := summary["itself"]) is not None:
         text += f"\n\nthe plain recipe beside itself: {itself['told_apart']} of {itself['comparisons']} told apart"
     return text
+
+
+def pairing_table() -> str:
+    """Markdown: of the committed runs, half the width of the interval of a difference, unpaired and paired by seed."""
+    lines = [["variant", "seeds", "figure", "difference", "unpaired ±", "paired ±", "correlation"], ["---"] * 7]
+    for name in ("ablations", "confirmation"):
+        definition = yaml.safe_load((VARIANTS.parent / "recipes" / f"{name}.yaml").read_text())
+        runs = json.loads((RESULTS / f"recipes-{name}.json").read_text())["results"]["runs"]
+        figures = {}
+        for one in runs:
+            scores = {score["name"]: score["value"] for score in one["scores"]}
+            figures.setdefault(one["run"]["variant"], {})[one["run"]["seed"]] = {
+                "colour": scores[definition["score"]], "held-out loss": one["losses"]["validation_loss"]
+            }  # fmt: skip
+        first = next(iter(figures))
+        for variant, own in [*figures.items()][1:]:
+            control = figures[definition.get("against", {}).get(variant, first)]
+            for figure in ("colour", *["held-out loss"] * (variant in definition["comparable_losses"])):
+                found = paired.unpaired_and_paired(*([by[seed][figure] for seed in own] for by in (control, own)))
+                widths = [f"{found[key]:.4f}" for key in ("difference", "unpaired", "paired")]
+                lines.append([f"`{variant}`", str(found["seeds"]), figure, *widths, f"{found['correlation']:.2f}"])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def show(found: dict | None, ratio: bool = False) -> str:

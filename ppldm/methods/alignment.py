@@ -3,8 +3,8 @@
     loss + weight * mean over places of (1 - cos(projector(hidden), features))
 
 REPA (Yu et al. 2024, arXiv:2410.06940, equation 8) aligns to a network from outside (DINOv2; published: 17.5 times
-faster than SiT, FID 1.42). Here the features are those of the frozen autoencoder that is there anyway (arXiv:2601.17830;
-published: as fast as such methods at 4 % more operations): what the middle of its decoder makes of the clean latents.
+faster than SiT, FID 1.42). Here the features are those of the frozen autoencoder that is there anyway, what the middle
+of its decoder makes of the clean latents (arXiv:2601.17830; published: as fast as such methods at 4 % more operations).
 As in iREPA (arXiv:2512.10794), the projector is a convolution, and features lose most of their mean over the picture.
 Hidden states are those of the middle of the UNet, and features are averaged down to their sides.
 """

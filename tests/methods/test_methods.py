@@ -148,8 +148,12 @@ def test_terms_are_of_the_training_only(tiny, words):
 
 @pytest.mark.parametrize("name", ["uvit", "microdit"])
 def test_patches_go_around_the_inner_blocks(tiny, tmp_path, name):
-    """Those between see the others only, of which each comes back to its place, and no patch is lost to the loss."""
-    flags = [*("--transformer_config_file", tiny.config(name)), *("--methods", "tread:rate=0.25"), "--train_text_encoder"]
+    """The blocks between see the others only, and no patch is lost to the loss."""
+    flags = [
+        *("--transformer_config_file", tiny.config(name)),
+        *("--methods", "tread:rate=0.25"),
+        "--train_text_encoder",
+    ]
     words = tiny.flags(tmp_path / "run", max_steps=1)
     place = words.index("--unet_config_file")
     run = prepare(*parse_arguments(words[:place] + words[place + 2 :] + flags, True, get_family(name).Config))
