@@ -1,0 +1,70 @@
+"""Methods that are drawn together at random keep the laws of a training, or are refused by the name of a setting."""
+
+import os
+import random
+import shutil
+
+import pytest
+from sampling import ALL
+
+from ppldm.utils.errors import ConfigError
+from tests.families.test_laws import assert_close_run, assert_same_run, train
+
+CHOICES = {
+    "prediction_type": ("epsilon", "v_prediction", "sample", "flow"),
+    "beta_schedule": (None, None, "linear", "squaredcos_cap_v2", "cosine"),
+    "rescale_betas_zero_snr": (None, None, True),
+    "timestep_sampling": ("uniform", "logit_normal"),
+    "stratified_timesteps": (None, True),
+    "timestep_shift": (None, 2),
+    "loss_weighting": (None, "min_snr", "p2", "adaptive"),
+    "noise_offset": (None, 0.1),
+    "input_perturbation": (None, 0.1),
+    "methods": (None, ("alignment",), ("contrastive_flow",), ("alignment", "contrastive_flow"), ("tread",)),
+    "optimizer": ("adamw", "muon"),
+    "use_ema": (None, True),
+    "ema_posthoc": (None, (0.05, 0.1)),
+    "recompute": (None, None, True),
+    "patch_masking": (None, None, 0.25),
+    "size_conditioning": (None, None, True),
+}
+COUNT = 30
+SEED = int(os.environ.get("PPLDM_SEED", 1))
+
+
+def drawn(number: int) -> tuple[str, dict]:
+    """(family, settings), a function of the number."""
+    rng = random.Random(number)
+    family = rng.choice(["ldm", "ldm", "uvit", "microdit"])
+    settings = {name: rng.choice(values) for name, values in CHOICES.items()}
+    if family == "ldm":
+        settings.pop("patch_masking")
+    else:
+        settings.pop("size_conditioning")
+    # What the law's own settings of the family say is not added to these.
+    plain = {
+        "size_conditioning_drop": None,
+        "ema_posthoc_every": None,
+        "ema_posthoc_dtype": None,
+        "empty_caption": None,
+    }
+    return family, {"adam_epsilon": 1e-6, **plain, **settings}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(COUNT) if ALL else random.Random(SEED).sample(range(COUNT), 3))
+def test_what_is_drawn_together_keeps_the_laws_or_is_refused_by_name(tiny, tmp_path, number):
+    family, settings = drawn(number)
+    try:
+        train(tiny, family, tmp_path / "straight", **settings)
+    except ConfigError as error:
+        assert any(f"--{name}" in str(error) for name, value in settings.items() if value is not None), error
+        return
+    train(tiny, family, tmp_path / "trainer", kind="trainer", **settings)
+    assert_same_run(tmp_path / "trainer", tmp_path / "straight")
+    train(tiny, family, tmp_path / "cut", per_device_train_batch_size=2, gradient_accumulation_steps=2, **settings)
+    assert_close_run(tmp_path / "cut", tmp_path / "straight")
+    shutil.rmtree(tmp_path / "straight/checkpoint-4")
+    shutil.copytree(tmp_path / "straight", tmp_path / "again")
+    assert train(tiny, family, tmp_path / "again", **settings).start_step == 2
+    assert_same_run(tmp_path / "again", tmp_path / "trainer")
