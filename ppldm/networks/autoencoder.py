@@ -38,7 +38,7 @@ class AutoencoderObjective(Model):
         self.balance = GradientBalance() if discriminator else None
         leave_to_paddle(self.last_layer)
         self.freeze()
-        for encoding in (network.encoder, network.quant_conv) if self.decoder_only else ():
+        for encoding in filter(None, (network.encoder, network.quant_conv)) if self.decoder_only else ():
             freeze(encoding)
 
     @property

@@ -232,9 +232,6 @@ def _misfits(configs: dict[str, dict], drawn: bool):
     latents, width = vae and vae["latent_channels"], text_encoder and hidden_width(text_encoder)
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
-    for key in ("shift_factor", "latents_mean", "latents_std"):
-        if vae and vae[key]:
-            yield f"the VAE's {key} {_shown(vae[key])} is not supported: latents are only scaled"
     if vae and unet and takes_mask(unet, latents):
         if not drawn:
             yield "the UNet takes a mask: models for inpainting draw and are not trained; start from one without"
@@ -289,6 +286,8 @@ def _problems(table: str, config: dict):
             yield from _cascade_problems(table == "cascade_prior", config)
         case "ldmbert" if config["pad_token_id"] >= config["vocab_size"]:
             yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
+        case "vae":
+            yield from _vae_problems(config)
         case "vqgan" if config["embed_dim"] % 2 ** (config["levels"] - 1):
             yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
         case "effnet" | "cascade_controlnet":
@@ -298,6 +297,15 @@ def _problems(table: str, config: dict):
                     f"stage_channels has {channels} entries and stage_layers {layers}; there are {EFFNET_STAGES} "
                     "stages, and one convolution before and one behind them"
                 )
+
+
+def _vae_problems(config: dict):
+    stated = [name for name in ("latents_mean", "latents_std") if config[name]]
+    for name in stated:
+        if len(config[name]) != config["latent_channels"]:
+            yield f"{name} has {len(config[name])} entries, and latent_channels is {config['latent_channels']}"
+    if len(stated) == 1 or (stated and config["shift_factor"]):
+        yield "latents_mean and latents_std must be there together, without a shift_factor"
 
 
 def _unet_problems(config: dict):

@@ -149,6 +149,8 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
     if TRANSFORMER in weights.components:
         return f"{form} has no pipeline that draws by this transformer and text encoder"
+    if any(weights.components["vae"].config.get(name) for name in ("shift_factor", "latents_mean")):
+        return f"the pipelines of {form} for this UNet only scale latents, and its VAE has them shifted"
     if takes_sizes(weights.components["unet"].config) and form != "compvis":  # which has no such network
         return f"the pipelines of {form} tell the UNet no sizes, and this model was trained with them"
     if ldmbert and (CONTROLNET in weights.components or _inpaints(weights)):

@@ -290,6 +290,10 @@ def _vae_config(params: dict, scaling_factor: float, source) -> dict:
 def _vae_params(config: dict) -> dict:
     channels = config["block_out_channels"]
     _require(config.get("norm_num_groups", 32) == _GROUPS, f"the VAE's norm_num_groups must be {_GROUPS}")
+    convolved = config.get("use_quant_conv", True) and config.get("use_post_quant_conv", True)
+    _require(convolved, "the VAE has no convolution beside its latents (use_quant_conv, use_post_quant_conv)")
+    shifted = config.get("shift_factor") or config.get("latents_mean")
+    _require(not shifted, "the VAE's latents are shifted (shift_factor, latents_mean), and not only scaled")
     _require(all(one % channels[0] == 0 for one in channels), "the VAE's channels must be multiples of the first")
     return {
         "embed_dim": config["latent_channels"],
