@@ -9,7 +9,7 @@ import json
 
 from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
-from ..utils.files import read_json_object
+from ..utils.files import local_path, read_json_object
 from ..utils.text import did_you_mean
 from .config_fields import CLASSES, NETWORKS, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
 
@@ -163,6 +163,21 @@ def latent_shape(vae, height: int, width: int) -> tuple[int, int, int]:
     if min(height, width) <= 0 or height % factor or width % factor:
         raise ConfigError(f"width {width}, height {height}: choose multiples of {factor}, as the VAE needs")
     return (vae["latent_channels"], height // factor, width // factor)
+
+
+def is_shifted(vae) -> bool:
+    """Whether a VAE's latents are not only scaled for a model that diffuses them, by its config."""
+    return any(vae.get(name) for name in ("shift_factor", "latents_mean"))
+
+
+def with_statistics(vae: dict, file) -> dict:
+    """A VAE's completed config by which its latents have mean 0 and deviation 1 in each channel, where they have those
+    of a JSON file, as `ppldm precompute --json` prints them. Raises ConfigError."""
+    said = read_json_object(local_path(file), ConfigError, "--latents_statistics names a JSON file")
+    if not (said.get("latents_mean") and said.get("latents_std")):
+        raise ConfigError(f"{file} has no latents_mean and latents_std; `ppldm precompute --json` prints them")
+    stated = {name: said[name] for name in ("latents_mean", "latents_std")}
+    return check_config("vae", vae | {"scaling_factor": 1.0, "shift_factor": None} | stated, file, ConfigError)
 
 
 def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError, drawn=False) -> None:

@@ -184,9 +184,9 @@ def encode_moments(vae: nn.Layer, pixel_values):
 
 @dataclass(frozen=True)
 class LatentMap:
-    """Between latents [B, C, h, w] of an autoencoder and those that a model diffuses, by the VAE's config, each case in
-    the order of operations of diffusers' pipelines: z scale (Stable Diffusion; Rombach et al. 2022, arXiv:2112.10752,
-    appendix G); (z - shift) scale (Stable Diffusion 3, Flux); by channel (z - mean) scale / std (Stable Diffusion XL's).
+    """Between latents [B, C, h, w] of an autoencoder, z, and those that a model diffuses, by the VAE's config, with the
+    order of operations of diffusers' pipelines: z scale (Stable Diffusion; Rombach et al. 2022, arXiv:2112.10752,
+    appendix G); (z - shift) scale (Stable Diffusion 3, Flux); by channel (z - mean) scale / std (Stable Diffusion XL).
     Takes tensors and arrays."""
 
     scale: float
