@@ -32,9 +32,6 @@ _NEEDS_LORA = Needs("--lora_rank", lambda given: given.lora_rank is not None)
 _OF_PARTS = Needs(
     "a model of parts: --model_name_or_path gives all of it", lambda given: given.model_name_or_path is None
 )
-_GIVEN_IN_PARTS = Needs(
-    "a VAE of its own: a whole model has learned latents as they are", lambda given: not given.starts_from_pipeline
-)
 _NEW = re.compile(r"(\[[^\s\[\]]+\]|<[^\s<>]+>)(?:=(.*))?", re.S)
 _KEEPS = "by default, while training and afterwards; saved with it (default: the whole starting model's"
 
@@ -308,7 +305,7 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     original_config_file: str | None = _model(None, kind="path")
     """YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that holds
     no model.json."""
-    latents_statistics: str | None = _model(None, kind="path", needs=_GIVEN_IN_PARTS)
+    latents_statistics: str | None = _model(None, kind="path")
     """JSON file with the mean and deviation of the VAE's latents by channel, as `ppldm precompute --json` prints; they
     replace the shift and scaling of its config and are saved with the model."""
     load_ema: bool = _model(False, "Start from the averaged weights of a checkpoint or a .ckpt.")
@@ -322,6 +319,11 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
 
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work, wherever the components come from."""
+        if self.latents_statistics and self.starts_from_pipeline:
+            raise ConfigError(
+                "--latents_statistics would give the whole model of --model_name_or_path other latents than it has learned; "
+                "omit it"
+            )
         self.check_objective()
         self.check_average()
         self.check_adapters()
