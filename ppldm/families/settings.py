@@ -321,8 +321,8 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
         """Raises ConfigError for combinations that cannot work, wherever the components come from."""
         if self.latents_statistics and self.starts_from_pipeline:
             raise ConfigError(
-                "--latents_statistics would give the whole model of --model_name_or_path other latents than it has learned; "
-                "omit it"
+                "--latents_statistics would give the whole model of --model_name_or_path latents that it has not "
+                "learned; omit it"
             )
         self.check_objective()
         self.check_average()
