@@ -8,6 +8,7 @@ or the executors of Spark, a task for each part; parts, networks and latents the
 Only the last bits of a result depend on who makes it, by the number of threads: `spark.task.cpus`.
 """
 
+import json
 import os
 import socket
 import time
@@ -235,9 +236,8 @@ def describe(report: dict) -> str:
             lines += [f"  cannot be used, {reason}: {count}" for reason, count in own["bad"].items()]
             lines.append(f"train on them with {kind.flag} (docs/latents.md)")
             if stated := {name: own[name] for name in ("latents_mean", "latents_std") if name in own}:
-                lines.append("by channel they have this mean and deviation; the VAE's config.json may say so, with a "
-                             "scaling_factor of 1:")  # fmt: skip
-                lines += [f'  "{name}": {values},' for name, values in stated.items()]
+                lines.append("their mean and deviation by channel, for --latents_statistics:")
+                lines.append(json.dumps(stated))
         elif "files" in own:
             size = f"{own['projected_bytes'] / 1e9:.3f} GB, about {own['projected_hours']:.2f} hours"
             lines.append(f"{own['files']} file(s) of {kind.things}, {own['finished_before']} there; the others: {size}")
