@@ -8,6 +8,7 @@ or the executors of Spark, a task for each part; parts, networks and latents the
 Only the last bits of a result depend on who makes it, by the number of threads: `spark.task.cpus`.
 """
 
+import json
 import os
 import socket
 import time
@@ -201,7 +202,7 @@ def run(plans: list[Plan], num_workers: int, world: World, dry_run: bool, spark=
                     own = sum((encode_part(task, plan.encoder, pool, bar.update) for task in tasks), Account())
                 account = sum(gather_objects(own, world), Account())
             found = asdict(account) | {"bad": dict(account.bad.most_common()), "seconds": time.monotonic() - began}
-            reports[plan.request.name] |= found
+            reports[plan.request.name] |= found | latent_statistics(found.pop("sums"))
     return {**reports.pop("", {}), **reports}
 
 
@@ -234,20 +235,41 @@ def describe(report: dict) -> str:
             lines += [f"  {own['repaired']} of them were damaged and are repaired"] if own["repaired"] else []
             lines += [f"  cannot be used, {reason}: {count}" for reason, count in own["bad"].items()]
             lines.append(f"train on them with {kind.flag} (docs/latents.md)")
+            if stated := {name: own[name] for name in ("latents_mean", "latents_std") if name in own}:
+                lines.append("their mean and deviation by channel, for --latents_statistics:")
+                lines.append(json.dumps(stated))
         elif "files" in own:
             size = f"{own['projected_bytes'] / 1e9:.3f} GB, about {own['projected_hours']:.2f} hours"
             lines.append(f"{own['files']} file(s) of {kind.things}, {own['finished_before']} there; the others: {size}")
     return "\n".join(lines)
 
 
+def sums_of(moments: np.ndarray) -> np.ndarray:
+    """float64 [3, C], as `Account.sums` has them, of samples of a posterior [2, C, h, w], mean and deviation: what is
+    expected of a sample's square is mean² + deviation²."""
+    mean, std = moments.reshape(*moments.shape[:2], -1).astype(np.float64)
+    return np.stack([np.full(len(mean), mean.shape[1]), mean.sum(1), (mean**2 + std**2).sum(1)])
+
+
+def latent_statistics(sums) -> dict[str, list[float]]:
+    """Mean and standard deviation by channel, by the names and with the meaning of a VAE's config; {} of no latents."""
+    if not np.ndim(sums):
+        return {}
+    mean, square = sums[1:] / sums[0]
+    found = {"latents_mean": mean, "latents_std": np.sqrt(square - mean**2)}
+    return {name: [float(f"{one:.6g}") for one in values] for name, values in found.items()}
+
+
 @dataclass
 class Account:
-    """What became of arrays. repaired: of those encoded, damaged before. bad: of unusable rows, by reason."""
+    """What became of arrays. repaired: of those encoded, damaged before. bad: of unusable rows, by reason. sums: of
+    encoded latents that are measured float64 [3, C], by channel: how many, their sum, and that of their squares."""
 
     encoded: int = 0
     found: int = 0
     repaired: int = 0
     bad: Counter = field(default_factory=Counter)
+    sums: Any = 0.0
 
     def __add__(self, other: "Account") -> "Account":
         return Account(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -313,6 +335,8 @@ def _fill(
                 is_finite = one.file.write(one.row, one.variant, array) is not None
                 account.encoded += is_finite
                 account.bad.update([] if is_finite else ["not_finite"])
+                if is_finite and encoder.measured:
+                    account.sums = account.sums + sums_of(array)
             told(_count_rows(cells))
             batch.clear()
 

@@ -10,7 +10,15 @@ import paddle
 
 from ..data.cached.key import EmbeddingsKey
 from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import LABELS, check_tokenizer_fit, downscale_factor, hidden_width, is_effnet, is_ldmbert
+from ..networks.configs import (
+    LABELS,
+    check_tokenizer_fit,
+    downscale_factor,
+    hidden_width,
+    is_effnet,
+    is_ldmbert,
+    is_shifted,
+)
 from ..networks.engine import use_engine
 from ..networks.model import encode_moments, hidden_states, join_caption, projected_caption
 from ..utils.errors import ConfigError, ModelError
@@ -29,6 +37,7 @@ class PictureEncoder:
     def __init__(self, vae, batch_size: int, digest: str = ""):
         self._vae, self.batch_size, self.digest = vae, batch_size, digest
         self.header = {"channels": vae.config.latent_channels, "factor": downscale_factor(vae.config)}
+        self.measured = "scaling_factor" in vae.config and not is_shifted(vae.config)
 
     def __call__(self, pixels: Sequence[np.ndarray]) -> np.ndarray:
         batch = np.zeros((self.batch_size, *pixels[0].shape), np.uint8)
@@ -39,6 +48,8 @@ class PictureEncoder:
 class TextEncoder:
     """Captions, at most `batch_size`, to their last hidden states, float32 [n, L, D]: L is the key's
     `model_max_length`. With a projection [n, L + 1, D], as `join_caption` says. key: without captions or part."""
+
+    measured = False
 
     def __init__(self, layer, width: int, tokenizer, key: EmbeddingsKey, batch_size: int):
         self._layer, self._tokenizer, self.key = layer, tokenizer, key

@@ -37,11 +37,13 @@ Estimate = Callable[["Wanted"], tuple[int, int]]  # arrays and bytes of a file
 
 class Encoder(Protocol):
     """A frozen network: at most `batch_size` pictures or captions to their arrays, float32, each the same whatever the
-    others are. digest: of all that they depend on. header: what the header of a file says of it."""
+    others are. digest: of all that they depend on. header: what the header of a file says of it. measured: its latents
+    have no mean and deviation by channel in its config, which are measured."""
 
     batch_size: int
     digest: str
     header: dict
+    measured: bool
 
     def __call__(self, inputs, /) -> np.ndarray: ...
 

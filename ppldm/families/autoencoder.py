@@ -223,6 +223,7 @@ class Autoencoder(Family):
         from ..weights.fill import describe_model
 
         network, scale = getattr(model, config.network), model.scale
+        others = {} if model.decoder_only else dict.fromkeys(model.replaced)
         network.eval()
         with atomic_dir(folder) as target, average.applied() if average else nullcontext():
             found = {}
@@ -230,7 +231,7 @@ class Autoencoder(Family):
                 factor = metadata.pop(scale, network.config[scale] if model.decoder_only else None)
                 if factor is None:
                     raise CheckpointError("the scaling factor is measured when the run ends; train to its end first")
-                network.register_to_config(**{scale: factor})
+                network.register_to_config(**others, **{scale: factor})
             elif not model.decoder_only:
                 batches = dataset.split(dataset.spread(NUM_MEASURED), _MEASURED_AT_A_TIME)
                 with progress(batches, desc="measuring latents", unit="batch") as chunks:
@@ -239,7 +240,7 @@ class Autoencoder(Family):
                 get_logger().info(
                     "latents of %(pictures)d pictures: mean %(latent_mean).3f, std %(latent_std).3f", found
                 )
-                network.register_to_config(**{scale: model.scale_of(found["latent_std"])})
+                network.register_to_config(**others, **{scale: model.scale_of(found["latent_std"])})
             save_component(network, target)
             described = describe_model(self, model)
             replace(described, components={config.network: described.components[config.network]}).write(target)

@@ -15,7 +15,7 @@ from typing import ClassVar
 from ..config.network_files import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
 from ..config.option import Needs, Positive, option
 from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import check_fit, check_sizes_taken, downscale_factor, is_ldmbert
+from ..networks.configs import check_fit, check_sizes_taken, downscale_factor, is_ldmbert, with_statistics
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
 from ..weights.source import config_here
@@ -60,6 +60,8 @@ class TextToImage(Family):
             found[name] = config_here(kind, place) if place else self.new_config(name, config, found)
             if place and published and not found[name]:
                 found[name] = self.published(name, config, found)
+            if name == "vae" and found[name] and config.latents_statistics:
+                found[name] = with_statistics(found[name], config.latents_statistics)
         return found
 
     def published(self, name: str, config, found: dict) -> dict | None:

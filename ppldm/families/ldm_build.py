@@ -11,7 +11,7 @@ from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings
 from ..diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
 from ..diffusion.process import Process, sampling_settings
 from ..networks.build import resize_text_encoder
-from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor, hidden_width
+from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor, hidden_width, with_statistics
 from ..networks.cpu_operators.layers import plain_attention
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.errors import ConfigError, ModelError
@@ -122,6 +122,8 @@ def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights |
     for name in (name for name, place in places.items() if place and name not in components):
         ema = arguments.load_ema and name == arguments.denoiser
         components[name] = _open(arguments, places[name], (kinds[name],), ema=ema).component(kinds[name])
+    if arguments.latents_statistics:
+        components["vae"].config = with_statistics(components["vae"].config, arguments.latents_statistics)
     for name in places:
         known = name in components
         configs[name] = components[name].config if known else family.new_config(name, arguments, configs)

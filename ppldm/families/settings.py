@@ -305,6 +305,9 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     original_config_file: str | None = _model(None, kind="path")
     """YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that holds
     no model.json."""
+    latents_statistics: str | None = _model(None, kind="path")
+    """JSON file with the mean and deviation of the VAE's latents by channel, as `ppldm precompute --json` prints; they
+    replace the shift and scaling of its config and are saved with the model."""
     load_ema: bool = _model(False, "Start from the averaged weights of a checkpoint or a .ckpt.")
     mask_pad_tokens: bool = _loss(False)
     """Attention ignores the padding behind captions, in the text encoder and in what removes the noise; saved with the
@@ -330,6 +333,11 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work, wherever the components come from."""
         self.chosen_methods()
+        if self.latents_statistics and self.starts_from_pipeline:
+            raise ConfigError(
+                "--latents_statistics would give the whole model of --model_name_or_path latents that it has not "
+                "learned; omit it"
+            )
         self.check_objective()
         self.check_average()
         self.check_adapters()

@@ -231,7 +231,7 @@ class TextToImage:
         return height, width
 
     def encode(self, pictures: np.ndarray) -> np.ndarray:
-        """Pictures [B, H, W, 3] uint8 to scaled latents [B, C, H/f, W/f] float32, means. Raises ConfigError."""
+        """Pictures [B, H, W, 3] uint8 to the model's latents [B, C, H/f, W/f] float32, means. Raises ConfigError."""
         pictures = np.asarray(pictures)
         if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3:
             raise ConfigError(f"pictures are {_kind(pictures)}; [B, H, W, 3] of uint8 is due")
@@ -242,7 +242,7 @@ class TextToImage:
     @paddle.no_grad()
     def _encode(self, pixels) -> paddle.Tensor:
         """Of pixels [B, 3, H, W] in -1 .. 1."""
-        return self.model.vae.encode(pixels).latent_dist.mean * self.model.scaling_factor
+        return self.model.latent_map.to_model(self.model.vae.encode(pixels).latent_dist.mean)
 
     def decode(self, latents: np.ndarray) -> np.ndarray:
         """Latents [B, C, h, w] float32 to pictures [B, f h, f w, 3] uint8. Raises ConfigError."""

@@ -48,7 +48,7 @@ class Alignment(Method):
 
         with paddle.no_grad(), paddle.amp.auto_cast(enable=False):
             vae = model.vae
-            hidden = vae.decoder.conv_in(vae.post_quant_conv(latents / model.scaling_factor))
+            hidden = vae.decoder.conv_in(vae.post_quant_conv(model.latent_map.to_autoencoder(latents)))
             hidden = vae.decoder.mid_block(hidden)
             hidden = hidden - _MEAN_LOST * hidden.mean([2, 3], keepdim=True)
             return hidden / (hidden.std([2, 3], keepdim=True) + 1e-6)

@@ -22,11 +22,12 @@ class AutoencoderObjective(Model):
     `adversarial_start`, in training mode, come `adversarial_weight` times the balance (`losses`) times - mean
     D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder. settings: a
     `ReconstructionSettings`, which has these. `decoder_only`: the encoder stays as it is. network: the name of what is
-    trained; scale: the setting that brings its latents to unit variance."""
+    trained; scale: the setting that brings its latents to unit variance; replaced: those that did so before."""
 
     unsaved = ("lpips",)
     network = "vae"
     scale = "scaling_factor"
+    replaced: tuple[str, ...] = ("shift_factor", "latents_mean", "latents_std")
 
     def __init__(
         self, network: nn.Layer, settings, lpips: nn.Layer | None = None, discriminator: nn.Layer | None = None
@@ -38,7 +39,7 @@ class AutoencoderObjective(Model):
         self.balance = GradientBalance() if discriminator else None
         leave_to_paddle(self.last_layer)
         self.freeze()
-        for encoding in (network.encoder, network.quant_conv) if self.decoder_only else ():
+        for encoding in filter(None, (network.encoder, network.quant_conv)) if self.decoder_only else ():
             freeze(encoding)
 
     @property
@@ -119,6 +120,7 @@ class QuantisedObjective(AutoencoderObjective):
 
     network = "vqgan"
     scale = "scale_factor"
+    replaced = ()
 
     def __init__(self, *parts):
         super().__init__(*parts)

@@ -9,7 +9,7 @@ import json
 
 from ..config.network_files import find_network_file
 from ..utils.errors import ConfigError, ModelError, PpldmError
-from ..utils.files import read_json_object
+from ..utils.files import local_path, read_json_object
 from ..utils.text import did_you_mean
 from .config_fields import CLASSES, NETWORKS, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
 
@@ -165,6 +165,21 @@ def latent_shape(vae, height: int, width: int) -> tuple[int, int, int]:
     return (vae["latent_channels"], height // factor, width // factor)
 
 
+def is_shifted(vae) -> bool:
+    """Whether a VAE's latents are not only scaled for a model that diffuses them, by its config."""
+    return any(vae.get(name) for name in ("shift_factor", "latents_mean"))
+
+
+def with_statistics(vae: dict, file) -> dict:
+    """A VAE's completed config by which its latents have mean 0 and deviation 1 in each channel, where they have those
+    of a JSON file, as `ppldm precompute --json` prints them. Raises ConfigError."""
+    said = read_json_object(local_path(file), ConfigError, "--latents_statistics names a JSON file")
+    if not (said.get("latents_mean") and said.get("latents_std")):
+        raise ConfigError(f"{file} has no latents_mean and latents_std; `ppldm precompute --json` prints them")
+    stated = {name: said[name] for name in ("latents_mean", "latents_std")}
+    return check_config("vae", vae | {"scaling_factor": 1.0, "shift_factor": None} | stated, file, ConfigError)
+
+
 def check_fit(configs: dict[str, dict], source: str = "", error: type[PpldmError] = ModelError, drawn=False) -> None:
     """Raises `error` where completed configs of a text-to-image model, by name, do not fit one another, or one asks for
     what such a model does not give it. drawn: it is not trained, so that its UNet may be one that `takes_mask`."""
@@ -232,9 +247,6 @@ def _misfits(configs: dict[str, dict], drawn: bool):
     latents, width = vae and vae["latent_channels"], text_encoder and hidden_width(text_encoder)
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
-    for key in ("shift_factor", "latents_mean", "latents_std"):
-        if vae and vae[key]:
-            yield f"the VAE's {key} {_shown(vae[key])} is not supported: latents are only scaled"
     if vae and unet and takes_mask(unet, latents):
         if not drawn:
             yield "the UNet takes a mask: models for inpainting draw and are not trained; start from one without"
@@ -289,6 +301,8 @@ def _problems(table: str, config: dict):
             yield from _cascade_problems(table == "cascade_prior", config)
         case "ldmbert" if config["pad_token_id"] >= config["vocab_size"]:
             yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
+        case "vae":
+            yield from _vae_problems(config)
         case "vqgan" if config["embed_dim"] % 2 ** (config["levels"] - 1):
             yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
         case "effnet" | "cascade_controlnet":
@@ -298,6 +312,15 @@ def _problems(table: str, config: dict):
                     f"stage_channels has {channels} entries and stage_layers {layers}; there are {EFFNET_STAGES} "
                     "stages, and one convolution before and one behind them"
                 )
+
+
+def _vae_problems(config: dict):
+    stated = [name for name in ("latents_mean", "latents_std") if config[name]]
+    for name in stated:
+        if len(config[name]) != config["latent_channels"]:
+            yield f"{name} has {len(config[name])} entries, and latent_channels is {config['latent_channels']}"
+    if len(stated) == 1 or (stated and config["shift_factor"]):
+        yield "latents_mean and latents_std must be there together, without a shift_factor"
 
 
 def _unet_problems(config: dict):

@@ -24,7 +24,7 @@ from paddle import nn
 from ..diffusion.process import Process
 from .configs import downscale_factor, takes_mask, takes_sizes
 from .denoising import DenoisingModel
-from .model import Component, Loss, freeze, hidden_states, to_unit_range, token_mask
+from .model import Component, LatentMap, Loss, freeze, hidden_states, to_unit_range, token_mask
 
 PICTURES = ("pixel_values", "moments", "uncached")  # inputs of which latents are made
 
@@ -43,7 +43,7 @@ class LatentDiffusionModel(DenoisingModel):
         """`sampling`: what the model came with, for samplers and exports. frozen: the text encoder. parts: by name."""
         super().__init__(process, **parts, freeze_text_encoder=frozen)
         self.sampling = dict(sampling or {})
-        self.scaling_factor = float(self.vae.config.scaling_factor)
+        self.latent_map = LatentMap.of(self.vae.config)
         if hasattr(self.text_encoder, "to_logits"):
             freeze(self.text_encoder.to_logits)
 
@@ -81,19 +81,20 @@ class LatentDiffusionModel(DenoisingModel):
 
     @paddle.no_grad()
     def latents(self, posterior_noise, pixel_values=None, moments=None, uncached=None):
-        """Scaled samples [B, C, h, w] of the posterior, of pixels or moments; VAEs overflow in half precision."""
+        """Samples [B, C, h, w] of the posterior, mapped, of pixels or moments; VAEs overflow in half precision."""
         if moments is None:
             with paddle.amp.auto_cast(enable=False):
                 posterior = self.vae.encode(to_unit_range(pixel_values)).latent_dist
-                return (posterior.mean + posterior.std * posterior_noise) * self.scaling_factor
+                return self.latent_map.to_model(posterior.mean + posterior.std * posterior_noise)
         mean, std = self.whole_moments(pixel_values, moments, uncached).unbind(1)
-        return (mean + std * posterior_noise) * self.scaling_factor
+        return self.latent_map.to_model(mean + std * posterior_noise)
 
     @paddle.no_grad()
     def decode(self, latents):
-        """Scaled latents [B, C, h, w] to pixels [B, 3, H, W] float32 in -1 .. 1."""
+        """Such latents [B, C, h, w] to pixels [B, 3, H, W] float32 in -1 .. 1."""
         with paddle.amp.auto_cast(enable=False):
-            return self.vae.decode(latents.astype("float32") / self.scaling_factor).sample.clip(-1.0, 1.0)
+            latents = self.latent_map.to_autoencoder(latents.astype("float32"))
+            return self.vae.decode(latents).sample.clip(-1.0, 1.0)
 
     def encode_text(self, input_ids, text_embeddings=None):
         """[B, L] int64 to hidden states [B, L, D]: `text_embeddings` where they are there."""

@@ -7,6 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
@@ -200,6 +201,42 @@ def encode_moments(vae: nn.Layer, pixel_values):
             return paddle.stack([mean, paddle.zeros_like(mean)], axis=1)
         posterior = vae.encode(to_unit_range(pixel_values)).latent_dist
         return paddle.stack([posterior.mean, posterior.std], axis=1)
+
+
+@dataclass(frozen=True)
+class LatentMap:
+    """Between latents [B, C, h, w] of an autoencoder, z, and those that a model diffuses, by the VAE's config, with the
+    order of operations of diffusers' pipelines: z scale (Stable Diffusion; Rombach et al. 2022, arXiv:2112.10752,
+    appendix G); (z - shift) scale (Stable Diffusion 3, Flux); by channel (z - mean) scale / std (Stable Diffusion XL).
+    Takes tensors and arrays."""
+
+    scale: float
+    shift: float | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    @classmethod
+    def of(cls, vae) -> "LatentMap":
+        """By a completed config, which `networks.configs` has checked."""
+        mean, std = (vae[name] and tuple(vae[name]) for name in ("latents_mean", "latents_std"))
+        return cls(float(vae["scaling_factor"]), vae["shift_factor"], mean, std)
+
+    def to_model(self, latents):
+        """Of the autoencoder's latents."""
+        if self.std:
+            return (latents - _column(self.mean)) * self.scale / _column(self.std)
+        return (latents - self.shift if self.shift else latents) * self.scale
+
+    def to_autoencoder(self, latents):
+        """The inverse."""
+        if self.std:
+            return latents * _column(self.std) / self.scale + _column(self.mean)
+        return latents / self.scale + self.shift if self.shift else latents / self.scale
+
+
+def _column(values) -> np.ndarray:
+    """By channel of [B, C, h, w]."""
+    return np.array(values, np.float32).reshape(-1, 1, 1)
 
 
 def to_unit_range(pixel_values):

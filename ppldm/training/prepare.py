@@ -18,6 +18,7 @@ from ..data.filelist import Source
 from ..data.order import Mix
 from ..data.shapes import group_size_of
 from ..families.base import Family, check_family, get_family
+from ..networks.configs import is_shifted
 from ..networks.cpu_operators.layers import operators_are_usable
 from ..networks.ema import ExponentialMovingAverage, PowerDecay
 from ..utils import variables
@@ -148,7 +149,8 @@ def latents_rule(model, data) -> "LatentsRule | None":
 
     vae = model.components[model.autoencoder].layer
     digest = encoder_digest(component_of(model.autoencoder, vae))
-    return LatentsRule(digest, float(getattr(vae.config, "scaling_factor", 1.0)), data.latents_dtype)
+    factor = None if is_shifted(vae.config) else float(vae.config.get("scaling_factor", 1.0))
+    return LatentsRule(digest, factor, data.latents_dtype)
 
 
 def embeddings_rule(family: Family, model, config, data) -> "EmbeddingsRule | None":

@@ -19,7 +19,7 @@ import numpy as np
 from ..config.network_files import mends_text, write_mends
 from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
-from ..networks.configs import downscale_factor, is_ldmbert, table_of, takes_mask, takes_sizes
+from ..networks.configs import downscale_factor, is_ldmbert, is_shifted, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
@@ -149,6 +149,8 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
     if TRANSFORMER in weights.components:
         return f"{form} has no pipeline that draws by this transformer and text encoder"
+    if is_shifted(weights.components["vae"].config):
+        return f"the pipelines of {form} for this UNet only scale latents, and its VAE has them shifted"
     if takes_sizes(weights.components["unet"].config) and form != "compvis":  # which has no such network
         return f"the pipelines of {form} tell the UNet no sizes, and this model was trained with them"
     if ldmbert and (CONTROLNET in weights.components or _inpaints(weights)):

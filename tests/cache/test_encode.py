@@ -35,7 +35,7 @@ CROPS = CropRule(num_crops=2, flip=True)
 class FakeEncoder:
     """Stops, as a kill does, after `most` batches."""
 
-    batch_size = 4
+    batch_size, measured = 4, False
 
     def __init__(self, most=1000):
         self.most, self.sizes = most, []

@@ -24,7 +24,7 @@ def overfit(model, updates: int = 150, **given) -> float:
     """The mean error of the last 10 of so many updates by that of the first 3. given: further inputs, [8, …] each."""
     rng = np.random.default_rng(0)
     moments = np.stack([5 * rng.standard_normal((8, 4, 4, 4)), np.full((8, 4, 4, 4), 0.01)], 1).astype("float32")
-    given = {"moments": moments / (model.scaling_factor * 5), "input_ids": rng.integers(0, 50, (8, 12)), **given}
+    given = {"moments": moments / (model.latent_map.scale * 5), "input_ids": rng.integers(0, 50, (8, 12)), **given}
 
     def batches():
         for _ in range(updates):

@@ -125,7 +125,7 @@ def test_alignment_is_the_cosine_between_projected_states_and_features(tiny):
     hidden = paddle.randn([2, model.unet.config.block_out_channels[-1], 2, 2])
     model.taps["alignment"] = hidden
     found = float(method.term(model, step))
-    vae, latents = model.vae, step.latents / model.scaling_factor
+    vae, latents = model.vae, model.latent_map.to_autoencoder(step.latents)
     features = vae.decoder.mid_block(vae.decoder.conv_in(vae.post_quant_conv(latents))).numpy().astype(np.float64)
     features -= 0.6 * features.mean((2, 3), keepdims=True)
     features /= features.std((2, 3), keepdims=True, ddof=1)

@@ -8,6 +8,7 @@ import paddle
 import pytest
 from command_line import parse_arguments
 from safetensors.numpy import load_file
+from shifted import CASES, write_vae
 from small_lpips import write_lpips
 
 from ppldm.cli.main import run as command
@@ -133,6 +134,23 @@ def test_with_the_decoder_alone_latents_and_their_scaling_factor_stay(tiny, tmp_
     command(["ema", str(tmp_path / "run"), "--std", "0.1", "--out", str(tmp_path / "made")])
     made = load_vae(tmp_path / "made")
     assert after.config.scaling_factor == before.config.scaling_factor == made.config.scaling_factor
+
+
+@pytest.mark.parametrize("decoder_only", [False, True])
+def test_of_shifted_latents_a_new_encoder_has_others_and_an_old_one_the_same(tiny, tmp_path, decoder_only):
+    """Also where there are no convolutions beside the latents."""
+    start = write_vae(tmp_path / "start", **CASES["stated, 32"])
+    settings = {"max_steps": 2, "image_logging_steps": 0, "vae_name_or_path": start, "train_decoder_only": decoder_only}
+    words = flags(tiny, tmp_path / "run", **settings)
+    del words[words.index("--vae_config_file") : words.index("--vae_config_file") + 2]
+    train([*words, "--ema_posthoc", "0.05", "0.1", "--ema_posthoc_every", "1"])
+    command(["ema", str(tmp_path / "run"), "--std", "0.1", "--out", str(tmp_path / "made")])
+    before = load_vae(start)
+    for after in (load_vae(tmp_path / "run/vae"), load_vae(tmp_path / "made")):
+        kept = [after.config[name] == before.config[name] for name in ("latents_mean", "latents_std", "scaling_factor")]
+        assert kept == [decoder_only] * 3 and (after.config["latents_mean"] is None) is not decoder_only
+        frozen = before.encoder.conv_out.weight == after.encoder.conv_out.weight
+        assert bool(frozen.all()) is decoder_only and after.quant_conv is None
 
 
 @pytest.mark.filterwarnings("error:Skip loading")

@@ -10,6 +10,7 @@ import paddle
 import pytest
 from command_line import parse_arguments
 
+from ppldm.networks.model import LatentMap
 from ppldm.training.checkpoint import read_manifest
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
@@ -252,7 +253,7 @@ def test_a_budget_in_samples_is_met_exactly(tiny, tmp_path, kind):
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
 def test_a_loss_that_is_not_finite_stops_before_the_update(tiny, tmp_path, kind):
     run = prepare(*parse_arguments([*tiny.flags(tmp_path / "run"), "--do_train"], kind == "loop"))
-    run.state.model.scaling_factor = float("nan")
+    run.state.model.latent_map = LatentMap(float("nan"))
     before = {name: p.numpy().copy() for name, p in run.state.model.named_parameters()}
     with pytest.raises(TrainingError, match="rows of rank 0"):
         (run_loop if kind == "loop" else run_trainer)(run)

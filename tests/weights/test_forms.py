@@ -417,7 +417,7 @@ def test_stable_diffusions_vae_and_unet_are_starting_points(tiny, tmp_path):
         for kind in ("vae", "unet"):
             for name, value in getattr(model, kind).state_dict().items():
                 assert (value.numpy() == weights.components[kind].arrays[name]).all()
-        assert model.scaling_factor == 0.3
+        assert model.latent_map.scale == 0.3
         with pytest.raises(ModelError, match="text_encoder|text encoder"):
             build_ldm(LdmConfig(model_name_or_path=str(start), model_max_length=12), 100, seed=0)
 

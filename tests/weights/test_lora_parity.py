@@ -98,7 +98,7 @@ def test_loss_and_gradients_of_a_step(both):
     their_ids = tokenizer(captions, padding="max_length", max_length=77, truncation=True).input_ids
     assert ids.tolist() == their_ids
 
-    moments = np.stack([latents / ours.scaling_factor, np.zeros_like(latents)], axis=1)
+    moments = np.stack([latents / ours.latent_map.scale, np.zeros_like(latents)], axis=1)
     given = {"input_ids": ids, "timesteps": timesteps, "noise": noise, "posterior_noise": noise, "moments": moments}
     ours.train()
     loss = ours(**{name: paddle.to_tensor(value) for name, value in given.items()}).value

@@ -12,7 +12,7 @@ import ppldm
 from ppldm.config.network_files import CONFIG_DIR
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.utils.errors import ConfigError, ModelError
-from ppldm.weights.components import Weights, cast, turn_linear
+from ppldm.weights.components import ComponentWeights, Weights, cast, turn_linear
 from ppldm.weights.configs import complete_config
 from ppldm.weights.fill import parameter_shapes
 from ppldm.weights.formats.files import read_arrays
@@ -139,6 +139,30 @@ def test_other_files_are_named(tmp_path, change, words):
         arrays[name] = np.zeros(shape, np.float32)
     with pytest.raises(ModelError, match=words):
         open_model(write_single_file(tmp_path / "m.safetensors", arrays)).read()
+
+
+def test_the_autoencoder_of_a_third_one_is_read(tmp_path):
+    """It alone, and of no other number of channels without what says how its latents are scaled."""
+    weights, parts = small_weights(), {}
+    for channels in (16, 32):
+        config = weights.components["vae"].config | {
+            "latent_channels": channels, "scaling_factor": 1.5305, "shift_factor": 0.0609, "sample_size": 512,
+            "use_quant_conv": False, "use_post_quant_conv": False,
+        }  # fmt: skip
+        rng, shapes = np.random.default_rng(0), parameter_shapes("vae", config)
+        arrays = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in shapes.items()}
+        weights.components["vae"] = ComponentWeights(config, arrays)
+        parts[channels] = {n: a for n, a in compvis.join(weights).items() if n.startswith("first_stage_model.")}
+        parts[channels] |= {"model.diffusion_model.joint_blocks.0.x.weight": np.zeros(3, "f4")}
+        path = write_single_file(tmp_path / f"{channels}.safetensors", parts[channels])
+        if channels == 16:
+            found = read_component("vae", path)
+            assert found.config == config and found.arrays.keys() == arrays.keys()
+            assert all((found.arrays[name] == array).all() for name, array in arrays.items())
+    with pytest.raises(ModelError, match="has a VAE of 32 channels, and does not say how its latents are scaled"):
+        read_component("vae", path)
+    with pytest.raises(ModelError, match="is Stable Diffusion 3, of which only the VAE is supported"):
+        open_model(tmp_path / "16.safetensors").read()
 
 
 def test_a_lora_is_no_model(tmp_path):

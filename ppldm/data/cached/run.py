@@ -33,10 +33,11 @@ from .key import CacheKey, EmbeddingsKey, LatentsKey
 @dataclass(frozen=True)
 class LatentsRule:
     """What latents a model can train on: of the autoencoder of this digest (`weights.components.encoder_digest`), kept
-    in `dtype`. scaling_factor: of the autoencoder, for latents that were stored with it."""
+    in `dtype`. scaling_factor: of the autoencoder, for latents that were stored times it; None where its config shifts
+    them too."""
 
     autoencoder: str
-    scaling_factor: float
+    scaling_factor: float | None
     dtype: str = "float16"
 
 
@@ -233,6 +234,11 @@ class _MdsLatents(_InShard):
             raise ConfigError(
                 f"{self.path} holds latents of squares cut at the centre; train with --buckets off, --random_crop "
                 "false and --random_flip false"
+            )
+        if self.run.rule.scaling_factor is None:
+            raise ConfigError(
+                f"{self.path} holds latents that are only scaled; train on them with a VAE whose config has no "
+                "shift_factor and latents_mean, and without --latents_statistics"
             )
         if height not in self.shard.latents:
             made = ", ".join(map(str, sorted(self.shard.latents)))

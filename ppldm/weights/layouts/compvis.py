@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from ...config.network_files import CONFIG_DIR
+from ...networks.configs import is_shifted
 from ...utils.errors import ModelError
 from ...utils.files import read_json_object, read_small
 from ..components import ComponentWeights, Weights, turn_linear
@@ -290,6 +291,9 @@ def _vae_config(params: dict, scaling_factor: float, source) -> dict:
 def _vae_params(config: dict) -> dict:
     channels = config["block_out_channels"]
     _require(config.get("norm_num_groups", 32) == _GROUPS, f"the VAE's norm_num_groups must be {_GROUPS}")
+    convolved = config.get("use_quant_conv", True) and config.get("use_post_quant_conv", True)
+    _require(convolved, "the VAE has no convolution beside its latents (use_quant_conv, use_post_quant_conv)")
+    _require(not is_shifted(config), "the VAE's latents are shifted (shift_factor, latents_mean), and not only scaled")
     _require(all(one % channels[0] == 0 for one in channels), "the VAE's channels must be multiples of the first")
     return {
         "embed_dim": config["latent_channels"],
@@ -319,7 +323,7 @@ def read_compvis(model, kinds) -> Weights:
     wanted = tuple(PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
     names = read_names(path)
     for part, what in single_file.OTHERS.items():
-        if any(part in name for name in names):
+        if any(part in name for name in names) and not (part == single_file.THIRD and kinds == ["vae"]):
             raise ModelError(f"{path} is {what}")
     state_dict = read_arrays(path, lambda name: name.startswith(wanted) or name in single_file.TABLES)
     if not state_dict.keys() - single_file.TABLES.keys():

@@ -22,13 +22,19 @@ from ..formats.files import read_metadata
 UNET, VAE, TEXT = "model.diffusion_model.", "first_stage_model.", "cond_stage_model."
 _CLIP, _OPEN_CLIP = f"{TEXT}transformer.", f"{TEXT}model."
 _HEAD_WIDTH, _NUM_HEADS, _USED_LAYERS = 64, 8, 23
-_SCALING_FACTOR, _PIXELS, _FACTOR = 0.18215, 512, 8
+_PIXELS, _FACTOR = 512, 8
+# What of a VAE shapes do not tell, by the channels of its latents: of Stable Diffusion 1.x and 2.x, and of 3.
+_VAES = {
+    4: {"scaling_factor": 0.18215},
+    16: {"scaling_factor": 1.5305, "shift_factor": 0.0609, "use_quant_conv": False, "use_post_quant_conv": False},
+}
 V_SIDE = 96  # of the latents that published models of v_prediction draw
 
 # Parts of names that other things than a Stable Diffusion 1.x or 2.x have, and what to do.
+THIRD = "model.diffusion_model.joint_blocks."
 OTHERS = {
     "conditioner.embedders.": "Stable Diffusion XL, which is not supported",
-    "model.diffusion_model.joint_blocks.": "Stable Diffusion 3, which is not supported",
+    THIRD: "Stable Diffusion 3, of which only the VAE is supported",
     "double_blocks.": "Flux, which is not supported",
     "control_model.": "a ControlNet in CompVis' layout; give one in the layout of diffusers, beside its base",
     "string_to_param": "a textual inversion; give its base model",
@@ -268,14 +274,18 @@ def _vae(shapes: Mapping[str, tuple], source) -> dict:
         layers += 1
     if not channels:
         raise KeyError("encoder.down.0.block.0.conv1.weight")
+    latent_channels = shapes["decoder.conv_in.weight"][1]
+    if latent_channels not in _VAES:
+        raise ModelError(f"{source} has a VAE of {latent_channels} channels, and does not say how its latents are "
+                         "scaled; give the folder of diffusers")  # fmt: skip
     return vae_config(
         channels,
         sample_size=_PIXELS,
         in_channels=shapes["encoder.conv_in.weight"][1],
         out_channels=shapes["decoder.conv_out.weight"][0],
         layers_per_block=layers,
-        latent_channels=shapes["post_quant_conv.weight"][0],
-        scaling_factor=_SCALING_FACTOR,
+        latent_channels=latent_channels,
+        **_VAES[latent_channels],
     )
 
 

@@ -108,7 +108,7 @@ def test_a_checkpoint_is_read_with_nothing_beside_it(tiny, trained, tmp_path, mo
         "vae": False, "text_encoder": True, "unet": True
     }  # fmt: skip
     assert weights.components["vae"].config["scaling_factor"] == FACTOR and weights.frozen == ("vae",)
-    assert build_model(weights, alone).scaling_factor == FACTOR
+    assert build_model(weights, alone).latent_map.scale == FACTOR
     assert open_model(alone).tokenizer == alone / "tokenizer" == weights.tokenizer
     model = ppldm.load(alone)
     assert (model.tokenizer.max_length, model.resolution) == (12, 32)
@@ -124,7 +124,7 @@ def test_a_run_starts_from_a_checkpoint_alone(tiny, trained, tmp_path):
     run = train(
         "loop", tiny.flags(tmp_path / "next", model_name_or_path=alone, tokenizer_name=None, max_steps=1, **none)
     )
-    assert run.state.model.scaling_factor == FACTOR and run.start_step == 0
+    assert run.state.model.latent_map.scale == FACTOR and run.start_step == 0
     assert read_model_file(tmp_path / "next" / "checkpoint-1").components["vae"].config["scaling_factor"] == FACTOR
     train("loop", tiny.flags(tmp_path / "vae", vae_name_or_path=alone, max_steps=1))
     assert read_model_file(tmp_path / "vae" / "checkpoint-1").components["vae"].crc32 == (
@@ -220,7 +220,7 @@ def test_an_accepted_vae_is_the_one_that_is_trained_with(tiny, trained, tmp_path
     other = make_vae(tiny, tmp_path / "other", factor=0.5, seed=2)
     own = flags(tiny, trained[0], run, max_steps=4, vae_name_or_path=other, accept_changes="vae")
     model = train("loop", own).state.model
-    assert model.scaling_factor == 0.5
+    assert model.latent_map.scale == 0.5
     for path, same in ((run / "checkpoint-4", True), (run / "checkpoint-3", False)):
         found, wanted = read_component("vae", path).arrays, read_component("vae", other).arrays
         assert all(np.array_equal(found[name], wanted[name]) for name in wanted) is same
