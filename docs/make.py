@@ -260,9 +260,24 @@ def reference(up: str) -> str:
     return f"[All settings]({up}settings.md) · [API]({up}api.md)"
 
 
+def methods() -> str:
+    """What `--methods` takes: from each module its first line, options, and the sources that its docstring names."""
+    rows = []
+    for path in sorted((ROOT / "ppldm/methods").glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if "\nMETHOD = " not in text:
+            continue
+        told = ast.get_docstring(ast.parse(text)) or ""
+        sources = ", ".join(dict.fromkeys(re.findall(r"arXiv:[\d.]+\d", told)))
+        published = "; ".join(re.findall(r"published: (.*?)\)?[.;)](?=\s)", told.replace("\n", " ")))
+        options = ", ".join(f"`{name}` {value}" for name, value in re.findall(r"^    (\w+): \w+ = (.+?)$", text, re.M))
+        rows.append((f"`{path.stem}`", told.partition("\n")[0].rstrip("."), options, sources, published))
+    return table(("method", "what it is", "options", "source", "published"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     **{"reference": lambda: reference(""), "zh/reference": lambda: reference("../")},
-    **{"presets": presets, "devices": devices, "certified": certified},
+    **{"methods": methods, "presets": presets, "devices": devices, "certified": certified},
     **{name: lambda name=name: foreign_keys(name) for name in ("open-diffusion", "Stable Cascade")},
     **{f"results/{name}": lambda name=name: measured(name) for name in MEASURED},
 }
