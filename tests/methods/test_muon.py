@@ -148,8 +148,9 @@ def test_a_float32_master_learns_as_a_float32_weight_and_is_rounded(dtype):
             parameters = {"unet.body.weight": layer.weight}
             kind = muon(paddle.optimizer.AdamW, parameters, 0.95, True)
             optimizer = kind(RATE, parameters=[layer.weight], weight_decay=DECAY, multi_precision=True)
-            for seed in (2, 3):
-                optimizer._create_optimization_pass([(layer.weight, paddle.to_tensor(normals(seed, [8, 6])))])
+            with paddle.no_grad():  # as `step`
+                for seed in (2, 3):
+                    optimizer._create_optimization_pass([(layer.weight, paddle.to_tensor(normals(seed, [8, 6])))])
         weights.append(layer.weight)
         state.append(optimizer.state_dict())
     (master,) = state[0].pop("master_weights").values()
