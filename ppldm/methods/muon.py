@@ -17,15 +17,18 @@ place of 18.20 of a text-to-image transformer of 1.2 B (PRX, part 2, 2026).
 
 Transposed matrices give transposed updates, so Paddle's layout of linear layers, [in, out], changes nothing. The
 momentum is AdamW's first moment by name, so checkpoints and shares of ranks keep it as they keep that one. All is
-computed in float32, on every device, one parameter after another: stacks of equal shapes take as long on a CPU, and
-their bits would depend on which a rank has.
+computed in float32 on every device, one matrix after another: stacks of equal shapes take as long on a CPU, and their
+bits would depend on which of them a rank has.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import paddle
 
+from ..networks.cpu_operators import operators
+from ..networks.cpu_operators.layers import operators_are_usable
 from ..weights.components import is_linear_weight
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -60,27 +63,26 @@ def find_matrices(parameters: Mapping) -> dict[str, int]:
     }
 
 
-def orthogonalized(stack):
-    """U V^T, nearly, of each matrix U S V^T of a stack [n, r, c] float32; zeros stay zeros."""
-    if stack.shape[1] > stack.shape[2]:
-        return orthogonalized(stack.transpose([0, 2, 1])).transpose([0, 2, 1])
+def orthogonalized(matrix, product=paddle.matmul):
+    """U V^T, nearly, of a matrix U S V^T [r, c] float32; zeros stay zeros. product: what multiplies two matrices."""
+    if matrix.shape[0] > matrix.shape[1]:
+        return orthogonalized(matrix.T, product).T
     a, b, c = COEFFICIENTS
-    x = stack / (stack.square().sum([1, 2], keepdim=True).sqrt() + _SMALLEST_NORM)
+    x = matrix / (matrix.square().sum().sqrt() + _SMALLEST_NORM)
     for _ in range(_STEPS):
-        gram = paddle.matmul(x, x, transpose_y=True)
-        x = paddle.baddbmm(x, paddle.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a, alpha=1.0)
+        gram = product(x, x.T)
+        x = a * x + product(b * gram + c * product(gram, gram), x)
     return x
 
 
-def direction(update, side_by_side: int = 1):
+def direction(update, side_by_side: int = 1, product=paddle.matmul):
     """What is subtracted, times the rate, for a parameter's `update`; the same shape, float32."""
-    shape = update.shape
-    if len(shape) == 2:
-        stack = update.reshape([shape[0], side_by_side, -1]).transpose([1, 0, 2])
-    else:
-        stack = update if len(shape) == 3 else update.reshape([1, shape[0], -1])
-    made = orthogonalized(stack) * (_RMS * max(stack.shape[1:]) ** 0.5)
-    return (made.transpose([1, 0, 2]) if len(shape) == 2 else made).reshape(shape)
+    if update.ndim == 3:
+        return paddle.stack([direction(one, product=product) for one in update])
+    if side_by_side > 1:
+        return paddle.concat([direction(one, product=product) for one in update.chunk(side_by_side, 1)], 1)
+    matrix = update.flatten(1)
+    return (orthogonalized(matrix, product) * (_RMS * max(matrix.shape) ** 0.5)).reshape(update.shape)
 
 
 class Muon:
@@ -89,6 +91,7 @@ class Muon:
     matrices: dict[str, int]  # `find_matrices`
     momentum: float
     nesterov: bool
+    product: Callable
 
     def _add_moments_pows(self, parameter):
         """AdamW's state of a parameter, or of its float32 master; one moment of a matrix."""
@@ -108,12 +111,13 @@ class Muon:
         decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(parameter.name)
         weight = self._master_weights.get(parameter.name, parameter)
         weight.scale_(1.0 - rate * self._weight_decay * decays)
-        weight.subtract_(direction(update, self.matrices[parameter.name]) * rate)
+        weight.subtract_(direction(update, self.matrices[parameter.name], self.product) * rate)
         if weight is not parameter:
             paddle.assign(weight.astype(parameter.dtype), parameter)
 
 
 def muon(kind: type, parameters: Mapping, momentum: float, nesterov: bool) -> type:
     """A kind of AdamW, by Muon for the matrices among the named `parameters`."""
+    product = partial(operators.linear, bias=None) if operators_are_usable() else paddle.matmul
     own = {"matrices": find_matrices(parameters), "momentum": momentum, "nesterov": nesterov}
-    return type(f"Muon{kind.__name__}", (Muon, kind), own)
+    return type(f"Muon{kind.__name__}", (Muon, kind), {**own, "product": staticmethod(product)})

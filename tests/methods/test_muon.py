@@ -105,17 +105,17 @@ def test_matrices_are_updated_as_published_and_all_else_by_adamw_to_the_bit(kind
             np.testing.assert_allclose(parameter.numpy(), wanted, atol=2e-6, err_msg=name)
 
 
-@pytest.mark.parametrize("shape", [(1, 7, 7), (2, 64, 64), (1, 200, 30), (1, 30, 200), (3, 16, 1000)])
+@pytest.mark.parametrize("shape", [(7, 7), (64, 64), (200, 30), (30, 200), (16, 1000)])
 def test_singular_values_end_near_one(shape):
-    values = np.linalg.svd(normals(sum(shape), shape), compute_uv=False)
-    kept = values > 0.002 * np.sqrt((values**2).sum(axis=1, keepdims=True))
-    made = np.linalg.svd(orthogonalized(paddle.to_tensor(normals(sum(shape), shape))).numpy(), compute_uv=False)
-    assert kept.mean() > 0.95 and made.max() < 1.21
-    assert made[np.sort(kept)[:, ::-1]].min() > 0.68
+    matrix = normals(sum(shape), shape)
+    values = np.linalg.svd(matrix, compute_uv=False)
+    made = np.linalg.svd(orthogonalized(paddle.to_tensor(matrix)).numpy(), compute_uv=False)
+    kept = (values > 0.002 * np.sqrt((values**2).sum())).sum()
+    assert kept > 0.95 * min(shape) and made.max() < 1.21 and np.sort(made)[-kept:].min() > 0.68
 
 
 def test_a_matrix_without_a_gradient_moves_by_its_decay_alone():
-    assert not orthogonalized(paddle.zeros([1, 4, 6])).numpy().any()
+    assert not orthogonalized(paddle.zeros([4, 6])).numpy().any()
 
 
 @pytest.mark.parametrize("kind", KINDS)
