@@ -3,9 +3,15 @@
 import numpy as np
 import paddle
 import pytest
+from command_line import parse_arguments
+from toy_runs import seal
 
 from ppldm.methods.muon import find_matrices, is_hidden_matrix, muon, orthogonalized
+from ppldm.training.checkpoint import read_manifest
 from ppldm.training.optimizer import CpuAdamW, FusedAdamW, parameter_of
+from ppldm.training.prepare import prepare
+from ppldm.training.train import run_loop
+from ppldm.utils.errors import CheckpointError, ConfigError
 
 KINDS = [paddle.optimizer.AdamW, FusedAdamW, CpuAdamW]
 RATE, DECAY = 1e-2, 0.1
@@ -184,3 +190,27 @@ def test_a_float32_master_learns_as_a_float32_weight_and_is_rounded(dtype):
 )
 def test_what_is_a_matrix_inside_a_network(name, shape, found):
     assert is_hidden_matrix(name, shape) == found
+
+
+@pytest.mark.parametrize(
+    "first, then, recorded", [("adamw", "muon", True), ("muon", "adamw", True), ("adamw", "muon", False)]
+)
+def test_no_optimizer_goes_on_from_the_other_s_state(tiny, tmp_path, first, then, recorded):
+    def prepared(**changes):
+        return prepare(*parse_arguments(tiny.flags(tmp_path, max_steps=1, save_steps=1, **changes), loop=True))
+
+    run_loop(prepared(optimizer=first))
+    if not recorded:  # before there was a choice
+        identity = read_manifest(tmp_path / "checkpoint-1")["identity"]
+        del identity["optimizer"]
+        seal(tmp_path / "checkpoint-1", identity=identity)
+    told = f"with optimizer {first}, this run has {then}; that cannot be accepted: .* has no optimizer state for"
+    with pytest.raises(CheckpointError, match=told):
+        prepared(optimizer=then)
+
+
+def test_adapters_are_refused_by_name(tiny, tmp_path):
+    words = tiny.flags(tmp_path / "run", optimizer="muon", lora_rank=2)
+    with pytest.raises(ConfigError, match="--lora_rank and --train_tokens train no whole matrix; omit --optimizer"):
+        prepare(*parse_arguments(words, loop=True))
+    assert not (tmp_path / "run").exists()
