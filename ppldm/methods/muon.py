@@ -3,7 +3,7 @@
 A matrix W [r, c] with gradient G has a momentum M alone, and its update has singular values of about 1:
 
     M <- m M + (1 - m) G          U = m M + (1 - m) G (Nesterov), or M
-    X <- U / |U|_F                five times: X <- a X + (b A + c A A) X, where A = X X^T
+    X <- U / |U|_F                five times: X <- (a I + b A + c A A) X, where A = X X^T
     W <- W - rate (decay W + 0.2 sqrt(max(r, c)) X)
 
 Jordan et al. 2024, kellerjordan.github.io/posts/muon: the iteration, its coefficients, momentum 0.95 by Nesterov; a
@@ -69,9 +69,10 @@ def orthogonalized(matrix, product=paddle.matmul):
         return orthogonalized(matrix.T, product).T
     a, b, c = COEFFICIENTS
     x = matrix / (matrix.square().sum().sqrt() + _SMALLEST_NORM)
+    first = a * paddle.eye(x.shape[0])
     for _ in range(_STEPS):
         gram = product(x, x.T)
-        x = a * x + product(b * gram + c * product(gram, gram), x)
+        x = product(first + b * gram + c * product(gram, gram), x)
     return x
 
 
@@ -107,7 +108,7 @@ class Muon:
         moment = self._get_accumulator_master(self._moment1_acc_str, parameter)
         moment.lerp_(gradient, 1.0 - self.momentum)
         update = gradient.lerp(moment, self.momentum) if self.nesterov else moment
-        rate = float(self._create_param_lr(param_and_grad))
+        rate = self.get_lr() * parameter.optimize_attr["learning_rate"]
         decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(parameter.name)
         weight = self._master_weights.get(parameter.name, parameter)
         weight.scale_(1.0 - rate * self._weight_decay * decays)
