@@ -55,11 +55,10 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
 
 def find_matrices(parameters: Mapping) -> dict[str, int]:
     """Of named parameters, by Paddle's name: how many matrices lie side by side in each that Muon updates."""
-    inside = {name.partition(".")[2]: parameter for name, parameter in parameters.items()}
     return {
         parameter.name: _SIDE_BY_SIDE.get(name.split(".")[-2], 1) if parameter.ndim == 2 else 1
-        for name, parameter in inside.items()
-        if is_hidden_matrix(name, parameter.shape)
+        for name, parameter in parameters.items()
+        if is_hidden_matrix(name.partition(".")[2], parameter.shape)
     }
 
 

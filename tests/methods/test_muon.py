@@ -192,6 +192,12 @@ def test_what_is_a_matrix_inside_a_network(name, shape, found):
     assert is_hidden_matrix(name, shape) == found
 
 
+def test_components_may_have_layers_of_the_same_name():
+    both = {f"{component}.body.{leaf}": one for component in ("unet", "controlnet")
+            for leaf, one in paddle.nn.Linear(4, 6).named_parameters()}  # fmt: skip
+    assert set(find_matrices(both)) == {both[f"{name}.body.weight"].name for name in ("unet", "controlnet")}
+
+
 @pytest.mark.parametrize(
     "first, then, recorded", [("adamw", "muon", True), ("muon", "adamw", True), ("adamw", "muon", False)]
 )
