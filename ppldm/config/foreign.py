@@ -20,6 +20,7 @@ from ..utils.files import check_address, is_address, write_text
 from ..utils.text import did_you_mean
 from .load import Setting, read_yaml, tree_of
 from .recipe import write_settings
+from .training import OPTIMIZERS
 
 _Out = Annotated[str, {"opt": True, "required": True}]
 _MOST_PARTS = 1_000_000
@@ -220,6 +221,12 @@ def _schedule(value, _source: Source) -> str:
     return known[value]
 
 
+def _optimizer(value, _source: Source) -> str:
+    if (name := str(value).lower()) not in OPTIMIZERS:
+        raise NoCounterpart(f"the optimizer {value} is not built here; there are {', '.join(OPTIMIZERS)}")
+    return name
+
+
 def _precision(value, _source: Source) -> dict:
     names = {"bf16": {"compute.bf16": True}, "fp16": {"compute.fp16": True}, "no": {"compute.bf16": False}}
     names |= {"bfloat16": names["bf16"], "float16": names["fp16"], "float32": names["no"], "fp32": names["no"]}
@@ -283,6 +290,7 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "filters": lambda value, _: json.dumps(value, ensure_ascii=False),
     "learning rate": lambda value, source: source.first("lr_scheduler.params.learning_rate", default=value),
     "newest": lambda value, _: 1 if value else None,
+    "optimizer": _optimizer,
     "parts": _parts,
     "precision": _precision,
     "rank": lambda value, _: (value, 1),

@@ -36,6 +36,7 @@ from .option import (
 LR_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
 LARGEST_STD = 0.28  # of an average; at 0.289 it is one of all updates alike
 SHARDING_STAGES = ("stage1", "stage2")
+OPTIMIZERS = ("adamw", "muon")
 REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
 _MOST = 10**15  # of updates and samples: with accumulation they are still counted in 64 bits
@@ -53,6 +54,7 @@ _NO_TOTAL = Needs("--global_batch_size", lambda given: given.global_batch_size i
 _NO_LENGTH = Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True)
 _NO_WARMUP = Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True)
 _COSINE = Needs("--lr_scheduler_type cosine or cosine_with_restarts", lambda one: "cosine" in one.lr_scheduler_type)
+_MUON = Needs("--optimizer muon", lambda given: given.optimizer == "muon")
 _MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
 _POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
 _PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, "image_logging_steps", 1) > 0)
@@ -122,6 +124,11 @@ class TrainingOptions:
     "Weight decay of AdamW, as a share of the learning rate."
     decay_norms_and_biases: bool = _optimizer(True)
     "Weight decay on every parameter, as published; false leaves out norms and biases."
+    optimizer: str = _optimizer("adamw", choices=OPTIMIZERS)
+    """What updates the weights; muon: Muon those of convolutions and linear layers inside the networks, AdamW all
+    others, with the same rate and decay (docs/training.md)."""
+    muon_momentum: SmallShare = _optimizer(0.95, "Decay of Muon's mean of gradients.", needs=_MUON)
+    muon_nesterov: bool = _optimizer(True, "Nesterov's momentum, as published.", needs=_MUON)
     adam_beta1: SmallShare = _optimizer(0.9, "Decay of AdamW's mean of gradients.")
     adam_beta2: SmallShare = _optimizer(0.999, "Decay of AdamW's mean of squared gradients.")
     adam_epsilon: NotNegative = _optimizer(1e-8, "Added to the root of AdamW's mean of squares.")

@@ -37,7 +37,7 @@ def build_optimizer(
     clipped_alone: Collection[str] = (),
     kind: Callable = paddle.optimizer.AdamW,
 ):
-    """(AdamW, its learning rate scheduler) over `parameters` (name to parameter), as the training arguments say. Weight
+    """(optimizer, its learning rate scheduler) over `parameters` (name to parameter), as the arguments say. Weight
     decay is for all of them, as published, or without `decay_norms_and_biases` for those of two or more dimensions.
     `ratios`: the learning rate of a component, by the name before the first dot, as a multiple of `learning_rate`,
     where it differs. `clipped_alone`: components whose gradients have a norm of their own. `kind`: what makes it."""
@@ -277,9 +277,14 @@ def group_of(parameter) -> str:
 
 
 def parameter_of(key: str) -> str | None:
-    """The parameter whose state `key` names in the `state_dict` of an AdamW; None for what belongs to none."""
+    """The parameter whose state `key` names in the `state_dict` of an optimizer; None for what belongs to none."""
     match = _STATE_KEY.fullmatch(key)
     return match and match[1]
+
+
+def matrices_of(optimizer) -> set[str]:
+    """The parameters that Muon updates, by Paddle's name; none but with `--optimizer muon`."""
+    return set(getattr(optimizer, "matrices", ()))
 
 
 def has_master(optimizer, parameter) -> bool:

@@ -186,7 +186,7 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
     ratios, by_group = optimizer.learning_rate_ratios(model, config, arguments.learning_rate)
     alone = [name for name, one in model.components.items() if one.clipped_alone]
-    kind = optimizer_kind(arguments, world)
+    kind = optimizer_kind(arguments, world, trained)
     adamw, rate = optimizer.build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, alone, kind)
     optimizer.decorate(model, adamw, arguments)
     if optimizer.is_sharded(adamw):
@@ -194,10 +194,14 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
     return TrainingState(model, adamw, rate, average, optimizer.make_scaler(arguments), posthoc), by_group
 
 
-def optimizer_kind(arguments, world: World) -> Callable:
-    """What makes the AdamW that the settings and the device ask for."""
+def optimizer_kind(arguments, world: World, trained: dict) -> Callable:
+    """What makes the optimizer of the `trained` parameters that the settings and the device ask for."""
     kind = optimizer.FusedAdamW if arguments.fused_adamw else paddle.optimizer.AdamW
     kind = optimizer.CpuAdamW if operators_are_usable() else kind
+    if arguments.optimizer == "muon":
+        from ..methods.muon import muon
+
+        kind = muon(kind, trained, arguments.muon_momentum, arguments.muon_nesterov)
     if arguments.sharding and world.size > 1:
         from .distributed.sharding import sharded
 

@@ -17,12 +17,12 @@ from ..weights.formats.files import read_arrays
 from ..weights.formats.paddle_files import NAME_TABLE, read_tree
 from ..weights.model_file import ModelDescription, has_model_file, read_model_file
 from .checkpoint import DATA_FILE, POSTHOC_STATE, TrainingState, read_manifest, versions, without
-from .optimizer import is_sharded, parameter_of
+from .optimizer import is_sharded, matrices_of, parameter_of
 
 # Settings that follow from others: where one of those differs too, it is the one to name.
 _FOLLOW = ("rows", "max_steps")
 # What every run was, before it could be otherwise and was recorded.
-_ONCE = {"buckets": None, "text_embeddings": None, "empty_caption": "embedding"}
+_ONCE = {"buckets": None, "text_embeddings": None, "empty_caption": "embedding", "optimizer": "adamw"}
 _REMEDY = "resume with the flags the run was started with, or use another --output_dir"
 
 
@@ -187,10 +187,12 @@ def _as_tensors(value, return_numpy: bool):
 
 def load_optimizer(folder: Path, state: TrainingState) -> None:
     """Read optimizer, schedule and scaler into `state`. Raises CheckpointError where some parameters have moments and
-    others none; before the first update, none has."""
+    others none, or those of another optimizer; before the first update, none has."""
     with host_memory() if is_sharded(state.optimizer) else nullcontext():
         moments = _load(folder / "optimizer.pdopt")
     known = {parameter_of(key) for key in moments} - {None}
+    squares = {parameter_of(key) for key in moments if "_moment2_" in key}
+    known &= squares ^ matrices_of(state.optimizer)  # which have no mean of squares
     known |= state.untrained(read_manifest(folder)["global_step"]) if known else set()
     for parameter in state.model.parameters():
         if known and not parameter.stop_gradient and parameter.name not in known:

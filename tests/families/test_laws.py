@@ -76,6 +76,7 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             "prediction_type": "v_prediction",
             "recompute": True,
             "adam_epsilon": 1e-6,
+            "optimizer": "muon",
         },
         # The last layer of a new UNet is zero, and lets nothing through to the others before it is adapted itself.
         ADAPTERS: {"use_ema": True, "lora_rank": 2, "lora_modules": "out", "train_tokens": "picture"},
@@ -128,7 +129,7 @@ def flags(tiny, name, folder, **changes) -> list[str]:
         "microdit": {
             **{"unet_config_file": None, "transformer_config_file": tiny.config("microdit"), "patch_masking": 0.5},
             **{"text_encoder_config_file": tiny.config("clip"), "recompute": True, "prediction_type": "flow"},
-            **{"empty_caption": "zeros", "use_ema": True, "train_text_encoder": True},
+            **{"empty_caption": "zeros", "use_ema": True, "train_text_encoder": True, "optimizer": "muon"},
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]

@@ -2,8 +2,9 @@
 
 Bytes of each device for N trained parameters, as the optimizer and `networks/ema.py` keep them: weights 4 a parameter,
 trained or not, adapters too; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters
-in the optimizer. Gradients 4 N; AdamW's moments 8 N; a moving average 4 N. `--sharding stage1` divides what the
-optimizer has by the devices, stage2 gradients too. Activations, and what the device's libraries take, come on top.
+in the optimizer. Gradients 4 N; AdamW's moments 8 N, 4 of Muon's matrices; a moving average 4 N. `--sharding stage1`
+divides what the optimizer has by the devices, stage2 gradients too. Activations, and what the device's libraries take,
+come on top.
 """
 
 from dataclasses import replace
@@ -35,14 +36,15 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
     """Components with their parameters, bytes of a device by purpose, bytes on the disk, samples of an update."""
     family, arguments = get_family(recipe.family), recipe.training
     halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
-    components, weights = {}, 0
+    components, weights, matrices = {}, 0, 0
     untrained = (UNUSED, *(_ENCODING if getattr(recipe.model, "train_decoder_only", False) else ()))
     saved, exported, learned, added = (np.zeros(2, dtype=np.int64) for _ in range(4))  # (numbers, arrays), saved: bytes
     for name, network in family.networks(recipe.model, recipe.data).items():
         kind = family.components[name]
         shapes = parameter_shapes(kind, network.config, name)
         sizes = {key: prod(shape) for key, shape in shapes.items()}
-        own = [size for key, size in sizes.items() if network.trained and not key.startswith(untrained)]
+        learning = {key: size for key, size in sizes.items() if network.trained and not key.startswith(untrained)}
+        own = [*learning.values()]
         more = np.add(_low_rank(name, shapes, recipe.model), _tokens(name, shapes, recipe.model))
         components[name] = {"class": class_of(kind, network.config), "parameters": sum(sizes.values())}
         components[name]["trained"] = sum(own) + int(more[0])
@@ -52,9 +54,10 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
         exported += np.multiply(name in family.exported(recipe.model), (sum(sizes.values()), len(sizes)))
         learned += np.add((sum(own), len(own)), more)
         added += more
+        matrices += _in_matrices({key: shapes[key] for key in learning}) if arguments.optimizer == "muon" else 0
     trained = int(learned[0])
     shares, shares_gradients = (num_devices if arguments.sharding in stages else 1 for stages in _SHARED)
-    moments = (12 if halves else 8) * trained
+    moments = (12 if halves else 8) * trained - 4 * matrices
     average, optimizer = 4 * trained * count_averages(recipe), -(-moments // shares)
     sizes = {"weights": weights, "gradients": -(-4 * trained // shares_gradients), "optimizer": optimizer}
     report = {"family": recipe.family, "components": components, "num_devices": num_devices}
@@ -84,6 +87,13 @@ def _on_disk(recipe: Recipe, states: int, saved, exported, learned, added) -> di
         "exported": int(4 * exported[0] + _ENTRY_BYTES * exported[1]) + _TEXT_BYTES,
         "snapshots": int(width * learned[0] + _ENTRY_BYTES // 2 * learned[1]) * len(stds),
     }
+
+
+def _in_matrices(shapes: dict) -> int:
+    """Numbers of the trained parameters that Muon updates."""
+    from ...methods.muon import is_hidden_matrix
+
+    return sum(prod(shape) for key, shape in shapes.items() if is_hidden_matrix(key, shape))
 
 
 def _low_rank(name: str, shapes: dict, config) -> tuple[int, int]:

@@ -20,9 +20,9 @@ import paddle
 from ...utils.log import get_logger
 from ...utils.machine.devices import device_name
 from ...utils.processes.ranks import World, gather_objects, waiting
-from ..optimizer import has_master, parameter_of, squared_norms
+from ..optimizer import has_master, matrices_of, parameter_of, squared_norms
 
-_MOMENT_BYTES = 8  # of an element: two moments in float32
+_MOMENT_BYTES = 4  # of an element, in float32; AdamW has two moments of it
 _MASTER_BYTES = 4
 _SMALL = 1 << 18  # elements of a parameter or a gradient that is not worth a message of its own
 _MOST_ON_THE_WAY = 2  # messages with gradients
@@ -122,7 +122,8 @@ class ShardedOptimizer:
 
     def log_share(self) -> None:
         """Say what shares save, once parameters have their types."""
-        sizes = {p.name: p.size * (_MOMENT_BYTES + _MASTER_BYTES * has_master(self, p)) for p in self._parameter_list}
+        moments = {p.name: _MOMENT_BYTES * (1 if p.name in matrices_of(self) else 2) for p in self._parameter_list}
+        sizes = {p.name: p.size * (moments[p.name] + _MASTER_BYTES * has_master(self, p)) for p in self._parameter_list}
         total, own = sum(sizes.values()), sum(size for name, size in sizes.items() if self.owns(name))
         stage, ranks = "stage2" if self.gradients else "stage1", (self.world.rank, self.world.size)
         text = "--sharding %s: this rank keeps %.3f GB of the optimizer's %.3f GB, rank %d of %d"

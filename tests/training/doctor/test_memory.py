@@ -7,6 +7,7 @@ from ppldm.families.base import get_family
 from ppldm.training.commands.dry_run import reckon
 from ppldm.training.commands.train import check_early, run_recipe
 from ppldm.training.doctor.memory import estimate
+from ppldm.training.optimizer import matrices_of
 from ppldm.training.prepare import prepare
 
 ON_BASE = {"vae_name_or_path": None, "text_encoder_config_file": None, "unet_config_file": None, "tokenizer_name": None}
@@ -24,6 +25,8 @@ SETTINGS = {
     "autoencoder": ("autoencoder", AUTOENCODER | POSTHOC),
     "autoencoder with a discriminator": ("autoencoder", AUTOENCODER | {"adversarial_weight": 0.5, "use_ema": "true"}),
     "decoder": ("autoencoder", DECODER | POSTHOC),
+    "muon": ("ldm", {"optimizer": "muon"}),
+    "muon of an autoencoder": ("autoencoder", AUTOENCODER | {"adversarial_weight": 0.5, "optimizer": "muon"}),
 }  # fmt: skip
 
 
@@ -42,12 +45,14 @@ def test_bytes_that_are_reckoned_are_those_that_a_run_holds(tiny, tmp_path, name
     state = prepare(recipe.model, recipe.data, recipe.training).state
     if not state.model.adapters:
         assert set(get_family(recipe.family).unsaved(recipe.model)) == set(state.model.unsaved)
-    trained = sum(one.size for one in state.model.trained_parameters().values())
+    parameters = [*state.model.trained_parameters().values()]
+    trained = sum(one.size for one in parameters)
+    moments = sum(one.size * (1 if one.name in matrices_of(state.optimizer) else 2) for one in parameters)
     weights = sum(one.size for one in state.model.parameters())
     averages = sum(
         array.size for average in (state.ema, *state.posthoc.values()) if average for array in average.shadow.values()
     )
-    assert told == {"weights": 4 * weights, "gradients": 4 * trained, "optimizer": 8 * trained, "average": 4 * averages}
+    assert told == {"weights": 4 * weights, "gradients": 4 * trained, "optimizer": 4 * moments, "average": 4 * averages}
 
 
 @pytest.mark.slow

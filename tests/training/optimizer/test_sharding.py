@@ -46,6 +46,7 @@ ADVERSARY = {
 }  # fmt: skip
 SHARES = {"sharding": "stage1"}
 GRADIENTS = {"sharding": "stage2"}
+MUON = {"optimizer": "muon"}
 SEED = int(os.environ.get("PPLDM_SEED", 1))
 
 
@@ -55,11 +56,13 @@ def drawn(number: int, *cases: tuple) -> list[tuple]:
 
 PAIRS = drawn(1, ("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
               ("loop whole", "loop gradients"), ("trainer whole", "trainer gradients"),
-              ("at once whole", "at once gradients"))  # fmt: skip
+              ("at once whole", "at once gradients"), ("muon whole", "muon shares"),
+              ("muon whole", "muon gradients"))  # fmt: skip
 TWO_NETWORKS = drawn(1, ("autoencoder whole", "autoencoder shares"), ("autoencoder whole", "autoencoder gradients"))
 BEGINNINGS = drawn(1, ("before it began", 2), ("after it began", 4))
 CHANGES = drawn(1, ("loop whole", "whole then shares"), ("trainer whole", "shares then whole"),
-                ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole"))  # fmt: skip
+                ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole"),
+                ("muon whole", "muon whole then shares"))  # fmt: skip
 RANKS = drawn(1, ("one then shares", "loop shares"), ("one then gradients", "loop gradients"))
 OWNERS = drawn(1, ("loop gradients", "loop whole"), ("trainer gradients", "trainer whole"),
                ("at once gradients", "at once whole"), ("whole then gradients", "loop whole"))  # fmt: skip
@@ -116,6 +119,10 @@ def plans(tiny, top: Path) -> dict[str, list]:
     plan("one then gradients", "loop", **GRADIENTS, **after("one"))
     plan("at once whole", "loop", **AT_ONCE)
     plan("at once gradients", "loop", **AT_ONCE, **GRADIENTS)
+    plan("muon whole", "loop", **MUON)
+    plan("muon shares", "loop", **MUON, **SHARES)
+    plan("muon gradients", "trainer", **MUON, **GRADIENTS)
+    plan("muon whole then shares", "trainer", **MUON, **SHARES, **after("muon whole"))
     fused, whole = {"fused_adamw": True}, top / "autoencoder whole"
     plan_autoencoder("autoencoder whole", "loop")
     plan_autoencoder("autoencoder shares", "loop", **fused, **SHARES)
