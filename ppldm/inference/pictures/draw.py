@@ -50,7 +50,7 @@ GRID_PROMPTS = 64  # at most, in a sheet of prompts, or of as many sheets
 
 def infotext(record: Mapping, model: str, sha256: str) -> str:
     """The text of a picture, by its record (`plan.Plan.record`). model: its name; sha256: hexadecimal digits."""
-    schedule, strength = record.get("sigma_schedule"), record.get("strength")
+    schedule, strength, interval = (record.get(name) for name in ("sigma_schedule", "strength", "guidance_interval"))
     fields = {
         "Steps": record["num_inference_steps"],
         "Sampler": _WEBUI_SAMPLERS.get(record["sampler"], record["sampler"]),
@@ -63,6 +63,8 @@ def infotext(record: Mapping, model: str, sha256: str) -> str:
         "Denoising strength": strength,
         "Eta": record.get("eta") or None,
         "CFG rescale": record.get("guidance_rescale") or None,
+        "CFG interval": interval and "{}..{}".format(*interval),
+        "CFG-Zero": record.get("cfg_zero") or None,
         "Picture": record["index"] or None,
     }
     lines = [record["prompt"]]

@@ -53,6 +53,14 @@ def make_parameters(
         ),
         "sampler": choice(SAMPLERS, "by default the model's"),
         "guidance_rescale": number(0, 1, "how much of the contrast that guidance adds is taken back", default=0.0),
+        "guidance_interval": {
+            "type": "array",
+            "items": number(0, 1),
+            "minItems": 2,
+            "maxItems": 2,
+            "description": "shares of noise between which it is guided; by default always",
+        },
+        "cfg_zero": {"type": "boolean", "description": "CFG-Zero*, for models of flow", "default": False},
         "eta": number(0, 1, "share of fresh noise in each step of ddim", default=0.0),
         "timestep_spacing": choice(TIMESTEP_SPACINGS, "by default the model's"),
         "sigma_schedule": choice(SIGMA_SCHEDULES, "for samplers over sigmas"),
@@ -68,6 +76,10 @@ def check(name: str, value: Any, known: dict[str, dict]) -> Any:
     kind = schema["type"]
     if value is None and name != "prompt":
         return schema.get("default")
+    if kind == "array":
+        if not isinstance(value, list) or len(value) != schema["maxItems"]:
+            raise ConfigError(f"{name} {cut(value)} must be a list of {schema['maxItems']} numbers")
+        return [check(name, one, {name: schema["items"]}) for one in value]
     if "minimum" in schema:
         low, high = schema["minimum"], schema["maximum"]
         good = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and kind == "number")
