@@ -45,7 +45,7 @@ class Drawing:
     that guidance adds is taken back (Lin et al. 2023, arXiv:2305.08891, section 3.4). eta: 0 .. 1, the share of fresh
     noise of ddim. timestep_spacing: one of `TIMESTEP_SPACINGS`; None: as the model says, or the sampler does.
     sigma_schedule: one of `SIGMA_SCHEDULES`; None: as in the training. strength: above 0 .. 1, with a picture to begin
-    from: the share of the steps that are taken. guidance_interval: (LOW, HIGH) in 0 .. 1, the shares of noise where it is
+    from: the share of the steps that are taken. guidance_interval: (LOW, HIGH) in 0 .. 1, shares of noise where it is
     guided (`methods.guidance_interval`); None: all. cfg_zero: guided by `methods.cfg_zero`, of flow."""
 
     num_inference_steps: int | None = None

@@ -7,14 +7,13 @@ average that `ppldm ema` makes; each encodes the caption itself. No branch is le
 CFG-Zero* to scale.
 """
 
-from ..networks.configs import downscale_factor
+import numpy as np
+
 from ..utils.errors import ConfigError
 
-# What both must have alike, by its name.
+_SIDE, _ROUNDING = 64, 0.05  # of a picture that both encode; of its latents, whose variance is about 1
+# What both must have alike besides latents, by its name.
 _SHARED = {
-    "number of latent channels": lambda one: one.model.vae.config["latent_channels"],
-    "size of latents": lambda one: downscale_factor(one.model.vae.config),
-    "scale of latents": lambda one: one.model.scaling_factor,
     "prediction_type": lambda one: one.model.process.prediction_type,
     "noise schedule": lambda one: one.model.process.schedule,
     "number of channels (inpainting)": lambda one: one.model.takes_mask,
@@ -40,3 +39,7 @@ def check_fit(model, guide, path) -> None:
     for what, of in _SHARED.items():
         if of(guide) != of(model):
             raise ConfigError(f"--guide_model {path} has another {what} than the model; give one of its kind")
+    probe = np.random.default_rng(0).integers(0, 256, (1, _SIDE, _SIDE, 3), dtype=np.uint8)
+    ours, theirs = (one.encode(probe) for one in (model, guide))
+    if ours.shape != theirs.shape or np.abs(ours - theirs).mean() > _ROUNDING:
+        raise ConfigError(f"--guide_model {path} makes other latents of a picture than the model; give one of its VAE")
