@@ -119,7 +119,7 @@ def _open_job(flags, kind: str):
     for name in ("lora", "guide_model"):
         if getattr(flags, name) and kind != MODEL:
             raise ConfigError(
-                f"--{name} is for a model that draws, and {flags.what} is none; omit it, or name the model"
+                f"--{name} changes a model that draws, and {flags.what} is none; omit it, or name the model"
             )
     wanted, left_out = choose_metrics(flags.metrics, networks, paired=kind == AUTOENCODER)
     axes, side = {SCALE: list(dict.fromkeys(flags.guidance_scale))}, flags.resolution
