@@ -116,11 +116,8 @@ def _open_job(flags, kind: str):
     from .measure import Networks, choose_metrics
 
     networks = {name: getattr(flags, name) for name in ("inception", "clip", "dinov2", "lpips")}
-    for name in ("lora", "guide_model"):
-        if getattr(flags, name) and kind != MODEL:
-            raise ConfigError(
-                f"--{name} changes a model that draws, and {flags.what} is none; omit it, or name the model"
-            )
+    if kind != MODEL and (name := next((one for one in ("lora", "guide_model") if getattr(flags, one)), None)):
+        raise ConfigError(f"--{name} changes a model that draws, and {flags.what} is none; omit it, or name the model")
     wanted, left_out = choose_metrics(flags.metrics, networks, paired=kind == AUTOENCODER)
     axes, side = {SCALE: list(dict.fromkeys(flags.guidance_scale))}, flags.resolution
     loading = ("original_config_file", "lora", "tokenizer", "offline", "decoder", "guide_model")
