@@ -12,7 +12,8 @@ ALLOWED = {
     "utils": set(),
     "config": {"utils"},
     "data": {"config", "utils"},
-    "diffusion": {"config", "utils"},
+    "diffusion": {"methods.cfg_zero", "methods.guidance_interval", "config", "utils"},
+    "methods": {"networks", "diffusion", "data", "config", "utils"},
     "networks": {"diffusion", "config", "utils"},
     "weights": {"families.base", "networks", "diffusion", "config", "utils"},
     "methods": {"weights.components", "networks", "diffusion", "data", "config", "utils"},
@@ -27,6 +28,7 @@ ALLOWED = {
     },
     "evaluation": {
         *("training", "inference", "families", "networks", "weights", "diffusion", "data", "demo", "config", "utils"),
+        "methods.autoguidance",
     },
     "runs": {"evaluation", "training", "inference", "families", "weights", "diffusion", "data", "config", "utils"},
     "cli": {"config", "utils"},

@@ -45,7 +45,8 @@ class Drawing:
     that guidance adds is taken back (Lin et al. 2023, arXiv:2305.08891, section 3.4). eta: 0 .. 1, the share of fresh
     noise of ddim. timestep_spacing: one of `TIMESTEP_SPACINGS`; None: as the model says, or the sampler does.
     sigma_schedule: one of `SIGMA_SCHEDULES`; None: as in the training. strength: above 0 .. 1, with a picture to begin
-    from: the share of the steps that are taken."""
+    from: the share of the steps that are taken. guidance_interval: (LOW, HIGH) in 0 .. 1, shares of noise where it is
+    guided (`methods.guidance_interval`); None: all. cfg_zero: guided by `methods.cfg_zero`, of flow."""
 
     num_inference_steps: int | None = None
     guidance_scale: float | None = None
@@ -55,6 +56,12 @@ class Drawing:
     timestep_spacing: str | None = None
     sigma_schedule: str | None = None
     strength: float = 1.0
+    guidance_interval: tuple[float, float] | None = None
+    cfg_zero: bool = False
+
+    def __post_init__(self):
+        if isinstance(self.guidance_interval, list):  # of JSON
+            object.__setattr__(self, "guidance_interval", tuple(self.guidance_interval))
 
     def check(self) -> None:
         """Raises ConfigError for what no model can be drawn with."""
@@ -79,12 +86,28 @@ class Drawing:
             if (value := getattr(self, name)) is not None and not (isinstance(value, str) and value in known):
                 near = did_you_mean(str(value), known, listing=False)
                 raise ConfigError(f"--{name} {value} is not one of {', '.join(known)}{near and f'; {near}'}")
+        self._check_guidance()
         if not self.strength or (steps and self.skipped_steps() == steps):
             raise ConfigError(
                 f"--strength {self.strength:g} of {steps or 'any number of'} steps leaves none to take; raise either"
             )
         if self.sampler:
             self._check_fit(ALIASES.get(self.sampler, self.sampler))
+
+    def _check_guidance(self) -> None:
+        """Raises ConfigError for what no guidance is."""
+        interval = self.guidance_interval
+        if interval is not None:
+            is_pair = isinstance(interval, tuple) and len(interval) == 2
+            if not is_pair or not all(_is_within(one, 0, 1) for one in interval) or interval[0] > interval[1]:
+                shown = str(interval)[:60]
+                raise ConfigError(f"--guidance_interval {shown!r} must be two shares of noise from 0 to 1, as 0.2 0.8")
+        if not isinstance(self.cfg_zero, bool):
+            raise ConfigError(f"--cfg_zero {str(self.cfg_zero)[:60]!r} is neither true nor false")
+        if self.cfg_zero and self.num_inference_steps == 1:
+            raise ConfigError(
+                "--cfg_zero leaves out the first step, and --num_inference_steps 1 has no other; raise it"
+            )
 
     def fit(self, process: Process, usual: "Drawing | None" = None) -> "Drawing":
         """The same for a model of this process, with what its `usual` drawing says where this says none. Raises
@@ -105,6 +128,8 @@ class Drawing:
         """Raises ConfigError for a setting that the sampler does not have."""
         if self.eta and sampler != "ddim":
             raise ConfigError(f"--eta {self.eta:g} is for the sampler ddim, and {sampler} has none; omit it")
+        if self.cfg_zero and sampler != FLOW_EULER:
+            raise ConfigError(f"--cfg_zero scales the direction of flow, and {sampler} is for other models; omit it")
         if self.timestep_spacing and sampler == FLOW_EULER:
             raise ConfigError(f"--timestep_spacing is not for {FLOW_EULER}, whose steps its shift spaces; omit it")
         if self.sigma_schedule and sampler not in _WITH_SIGMAS:
@@ -129,7 +154,7 @@ class Drawing:
 
     def as_dict(self) -> dict:
         """All of it that decides a picture, JSON-ready: sampler, steps, scale, and what else is not the default."""
-        values = asdict(self)
+        values = {name: list(one) if isinstance(one, tuple) else one for name, one in asdict(self).items()}
         return {one.name: values[one.name] for one in fields(self)
                 if one.name in KEPT or values[one.name] != one.default}  # fmt: skip
 

@@ -10,6 +10,7 @@ import paddle
 from ..utils.errors import ConfigError, ModelError
 from ..utils.rng import Stream, make_rng, pyramid
 from .drawing import Drawing
+from .process import add_noise
 from .samplers import make_sampler
 
 Callback = Callable[[int, int, paddle.Tensor], None]
@@ -57,6 +58,7 @@ def sample_latents(
     next_noise: Callable | None = None,
     control: dict | None = None,
     beginning: Beginning | None = None,
+    guide: tuple | None = None,
 ):
     """Latents [B, C, h, w] float32 from `noise`, of the same shape, standard normal.
 
@@ -65,46 +67,87 @@ def sample_latents(
     arXiv:2207.12598): uncond + guidance_scale (cond - uncond); 1 costs a single pass. `callback`: after each pass
     through the network, with its number from 1, how many there are, and the latents so far. `next_noise()` gives the
     noise of each step to a stochastic sampler. `control`: what leads a model that takes it (`networks.denoising`,
-    `lead`). `beginning`: what is drawn over; the same `noise` is added to it. Raises ConfigError."""
+    `lead`). `beginning`: what is drawn over; the same `noise` is added to it. `guide`: instead of `without` a
+    model, and what it makes of the prompts (`methods.autoguidance`). Raises ConfigError."""
     seen = beginning and beginning.seen
     if model.takes_mask and seen is None:
         raise ConfigError(NEEDS_MASK)
     run = make_sampler(model.process, drawing, model.sampling)
-    guided = drawing.guidance_scale != 1.0
-    if guided:
-        condition = _beside(without, condition)
-    # Both branches are told the same sizes: what guidance strengthens is the caption.
-    condition = condition | model.drawn_sizes(paddle.concat([noise] * 2) if guided else noise)
-    condition |= {
-        name: paddle.concat([model.without_lead(value), value]) if guided and paddle.is_tensor(value) else value
-        for name, value in (control or {}).items()
-    }
+    predict = _predictor(model, condition, without, noise, drawing, guided_passes(drawing, run), control or {}, guide)
     known = beginning and beginning.known
     latents = noise * run.initial_scale
     if beginning and (known is None or drawing.strength < 1):
-        latents = run.noised(beginning.latents, noise, 0)
+        latents = add_noise(beginning.latents, noise, run.scales_at(0))
     for number, timestep in enumerate(run.timesteps, 1):
         timestep = timestep if paddle.is_tensor(timestep) else paddle.to_tensor(timestep)
-        latents_input = run.scale_input(latents)
-        latents_input = latents_input if seen is None else paddle.concat([latents_input, seen], axis=1)
-        latents_input = paddle.concat([latents_input] * 2) if guided else latents_input
-        latents_input = latents_input.astype(model.denoiser.dtype)
-        predicted = model.denoise(latents_input, timestep, **condition).astype("float32")
-        if guided:
-            unsaid, said = predicted.chunk(2)
-            predicted = _guide(unsaid, said, drawing)
+        shown = run.scale_input(latents)
+        shown = shown if seen is None else paddle.concat([shown, seen], axis=1)
+        predicted = predict(shown, timestep, number - 1)
         latents = run.step(predicted, latents, next_noise() if run.is_stochastic else None)
         if beginning and known is not None and seen is None:
-            there = beginning.latents if number == len(run.timesteps) else run.noised(beginning.latents, noise, number)
+            there = beginning.latents
+            if number < len(run.timesteps):
+                there = add_noise(there, noise, run.scales_at(number))
             latents = paddle.where(known, there, latents)
         if callback:
             callback(number, len(run.timesteps), latents)
     return latents
 
 
+def guided_passes(drawing: Drawing, run) -> list[bool]:
+    """Whether each pass of a sampler's run is guided."""
+    interval, passes = drawing.guidance_interval, range(len(run.timesteps))
+    if drawing.guidance_scale == 1.0 or interval is None:
+        return [drawing.guidance_scale != 1.0 for _ in passes]
+    from ..methods.guidance_interval import is_within
+
+    return [is_within(run.scales_at(number), interval) for number in passes]
+
+
+def _predictor(
+    model, condition, without, noise, drawing: Drawing, guided: list[bool], control: dict, guide
+) -> Callable:
+    """A function of what the network is shown, [B, K, h, w], the timestep and the pass, from 0, that gives the
+    prediction [B, C, h, w] float32; the other arguments as of `sample_latents`, and `guided_passes`."""
+    zero_steps, alone = 0, condition | model.drawn_sizes(noise) | control
+    if any(guided) and guide is None:
+        # Both branches are told the same sizes: what guidance strengthens is the caption.
+        both = _beside(without, condition) | model.drawn_sizes(paddle.concat([noise] * 2))
+        both |= {
+            name: paddle.concat([model.without_lead(value), value]) if paddle.is_tensor(value) else value
+            for name, value in control.items()
+        }
+    if drawing.cfg_zero:
+        from ..methods.cfg_zero import ZERO_STEPS
+
+        zero_steps = ZERO_STEPS - drawing.skipped_steps()
+
+    def ask(asked, shown, timestep, told: dict):
+        return asked.denoise(shown.astype(asked.denoiser.dtype), timestep, **told).astype("float32")
+
+    def predict(shown, timestep, number: int):
+        if not guided[number]:
+            return ask(model, shown, timestep, alone)
+        if number < zero_steps:
+            return paddle.zeros_like(noise)
+        if guide is None:
+            unsaid, said = ask(model, paddle.concat([shown] * 2), timestep, both).chunk(2)
+        else:
+            other, told = guide
+            unsaid = ask(other, shown, timestep, told | other.drawn_sizes(noise) | control)
+            said = ask(model, shown, timestep, alone)
+        return _guide(unsaid, said, drawing)
+
+    return predict
+
+
 def _guide(without, with_prompt, drawing: Drawing):
     """The prediction [B, C, h, w] of guidance from those of both branches; with a part of it, `guidance_rescale`, of
     the deviation that the prompt's own has."""
+    if drawing.cfg_zero:
+        from ..methods.cfg_zero import scale_without
+
+        without = scale_without(without, with_prompt)
     guided = without + drawing.guidance_scale * (with_prompt - without)
     if not drawing.guidance_rescale:
         return guided
@@ -166,13 +209,15 @@ def draw_latents(
     beginning: Beginning | None = None,
     noise: np.ndarray | None = None,
     stream: Stream = Stream.SAMPLE,
+    guide: tuple | None = None,
 ):
     """Latents [B, C, h, w] float32: one for each pair of `prompts` and `indices`, of `shape` (C, h, w).
 
     `seed`: one for all, or one for each. `negative_prompts`: what each should not show, "" by default. `encode`: what
     the network takes of texts, where that is not `model.condition` of what the tokenizer makes of them. `check`: raise
     ModelError for latents that are not finite. `noise`: to start from instead of the first of `noises`. `named_by`:
-    texts that the noise is drawn by, instead of the prompts. Further: `sample_latents`."""
+    texts that the noise is drawn by, instead of the prompts. `guide`: a model, and its own `encode`. Further:
+    `sample_latents`."""
     seeds = [seed] * len(prompts) if isinstance(seed, int) else seed
     keys = zip(seeds, named_by or prompts, indices, strict=True)
     streams = [noises(*key, shape, stream, model.coarse_noise) for key in keys]
@@ -184,11 +229,13 @@ def draw_latents(
     def condition(texts: list[str]) -> dict:
         return encode(texts) if encode else model.condition(paddle.to_tensor(tokenizer.encode(texts)))
 
-    without = condition(negative_prompts or [""]) if drawing.guidance_scale != 1.0 else None
+    guided = drawing.guidance_scale != 1.0
+    without = condition(negative_prompts or [""]) if guided and guide is None else None
+    guide = (guide[0], guide[1](prompts)) if guided and guide else None
     first = next_noise()
     first = first if noise is None else paddle.to_tensor(noise)
     latents = sample_latents(model, condition(prompts), without, first, drawing, callback, next_noise, control,
-                             beginning)  # fmt: skip
+                             beginning, guide)  # fmt: skip
     if check:
         _require_finite(latents, prompts, str(drawing))
     return latents

@@ -88,9 +88,9 @@ class Scheduled:
     def start_at(self, step: int) -> None:
         self.timesteps = self.timesteps[step:]
 
-    def noised(self, latents, noise, number: int):
+    def scales_at(self, number: int) -> tuple[float, float]:
         alpha_bar = float(self.scheduler.alphas_cumprod[int(self.timesteps[number])])
-        return alpha_bar**0.5 * latents + (1 - alpha_bar) ** 0.5 * noise
+        return alpha_bar**0.5, (1 - alpha_bar) ** 0.5
 
     def scale_input(self, latents):
         return latents
@@ -180,10 +180,9 @@ class OverSigmas:
         self.begin = self.position = step * self.passes
         self.timesteps = self.timesteps[self.begin :]
 
-    def noised(self, latents, noise, number: int):
-        """Clean `latents` with as much noise as there is before pass `number` of `timesteps`."""
-        a, s = self.scales(self.sigmas[self.begin + number])
-        return a * latents + s * noise
+    def scales_at(self, number: int) -> tuple[float, float]:
+        """(a, s) of what latents are before pass `number` of `timesteps`, from 0."""
+        return self.scales(self.sigmas[self.begin + number])
 
     def scale_input(self, latents):
         """What the network sees of `latents`."""

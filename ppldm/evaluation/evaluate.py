@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Annotated
 
 from ..diffusion.drawing import Drawing
-from ..inference.pictures.ask import check_settings, require_positive
+from ..inference.pictures.ask import GuideModel, Interval, check_settings, require_positive
 from ..inference.pictures.plan import SCALE, Plan
 from ..utils.entry import entry
 from ..utils.errors import ConfigError
@@ -38,6 +38,8 @@ def evaluate(
     num_samples: int = None,  # pictures to draw; by default one a prompt, of 1000 prompts at most
     num_real: int = None,  # real pictures to use, chosen once for all; by default all
     guidance_scale: _Scales = (7.5,),  # how strongly to follow the prompt; several: a result for each
+    guidance_interval: Interval = None,
+    cfg_zero: bool = False,  # CFG-Zero*: scale the branch without caption, and leave the first step out; for flow
     num_inference_steps: int = 50,  # sampler's steps
     sampler: str = None,  # ddim (default), ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++; flow-euler for flow
     negative_prompt: str = "",  # what the pictures should not show, for prompts without one of their own
@@ -53,6 +55,7 @@ def evaluate(
     convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
+    guide_model: GuideModel = None,
     lora: Loras = None,
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     out: str = None,  # folder of results (default: evaluation; with --watch RUN/evaluation)
@@ -70,7 +73,9 @@ def evaluate(
     """Measure how good a model's pictures are (FID, CLIP score and others), with intervals and all settings."""
     flags = SimpleNamespace(**locals())
     flags.sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
-    flags.lora, flags.drawing = check_loras(lora), Drawing(num_inference_steps, guidance_scale[0], flags.sampler)
+    flags.lora = check_loras(lora)
+    flags.drawing = Drawing(num_inference_steps, guidance_scale[0], flags.sampler, guidance_interval=guidance_interval,
+                            cfg_zero=cfg_zero)  # fmt: skip
     _check(flags)
     flags.what = what and str(model_in(local_path(what)))
     flags.watch = watch and str(one_run(watch))
@@ -97,6 +102,10 @@ def _check(flags) -> None:
         raise ConfigError(f"--seed {flags.seed} must not be negative: a result must say which pictures it is of")
     for scale in flags.guidance_scale:
         check_settings(replace(flags.drawing, guidance_scale=scale), flags.seed)
+    if flags.guide_model is not None:
+        from ..methods.autoguidance import check_asked
+
+        check_asked(flags.drawing, [flags.negative_prompt])
     positive = ("num_samples", "num_real", "resolution", "threads", "batch_size", "every", "poll_seconds")
     require_positive(**{name: getattr(flags, name) for name in positive if getattr(flags, name) is not None})
 
@@ -107,11 +116,11 @@ def _open_job(flags, kind: str):
     from .measure import Networks, choose_metrics
 
     networks = {name: getattr(flags, name) for name in ("inception", "clip", "dinov2", "lpips")}
-    if flags.lora and kind != MODEL:
-        raise ConfigError(f"--lora changes a model that draws, and {flags.what} is none; omit it, or name the model")
+    if kind != MODEL and (name := next((one for one in ("lora", "guide_model") if getattr(flags, one)), None)):
+        raise ConfigError(f"--{name} changes a model that draws, and {flags.what} is none; omit it, or name the model")
     wanted, left_out = choose_metrics(flags.metrics, networks, paired=kind == AUTOENCODER)
     axes, side = {SCALE: list(dict.fromkeys(flags.guidance_scale))}, flags.resolution
-    loading = ("original_config_file", "lora", "tokenizer", "offline", "decoder")
+    loading = ("original_config_file", "lora", "tokenizer", "offline", "decoder", "guide_model")
     return Job(
         against=local_path(flags.against),
         wanted=wanted,

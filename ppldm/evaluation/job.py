@@ -86,6 +86,12 @@ class Job:
         words = self.loading.get("lora")
         return {"lora": identify_loras(words)} if words else {}
 
+    @property
+    def guide(self) -> dict:
+        """The model that guides, `guide_model`; empty without one."""
+        path = self.loading.get("guide_model")
+        return {"guide_model": str(path)} if path else {}
+
     def real(self, resolution: int | None) -> PictureSet:
         """The real pictures, looked at once. Raises DataError."""
         if resolution not in self._real:
@@ -154,7 +160,7 @@ class Job:
                 own = replace(plan, axes={SCALE: [scale]})
                 draw_plan(pipeline, own, own.records(pipeline), folder, batch_size=self.batch_size, world=world)
             barrier(world)
-            facts, results = weight_facts(model, ema) | self.loras, {}
+            facts, results = weight_facts(model, ema) | self.loras | self.guide, {}
             networks = self.make_networks(features or out / _FEATURES)
             for folder in places if world.is_main else ():
                 generated, count = open_pictures(folder, resolution), len(plan.requests) * plan.num_samples
@@ -299,7 +305,8 @@ def watch_run(job: Job, run: Path, out: Path, every: int, poll_seconds: float | 
     job.redo = True  # of each checkpoint's folder; what differs from an earlier watcher is refused here
     drawn = {"guidance_scales": job.scales, **settings_at_any_scale(job.drawn), "batch_size": job.batch_size}
     asked = {"against": str(job.against), "prompts": job.prompts, "num_samples": job.num_samples,
-             "num_real": job.num_real, "negative_prompt": job.negative_prompt, **drawn, **job.loras}  # fmt: skip
+             "num_real": job.num_real, "negative_prompt": job.negative_prompt, **drawn, **job.loras,
+             **job.guide}  # fmt: skip
     results, passed = {}, set()
     with JobFolder(out, ".watch", "evaluation of a run").claimed(asked):
         while True:

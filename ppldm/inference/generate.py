@@ -15,7 +15,7 @@ from ..utils.machine.devices import use_device
 from ..utils.text import print_report
 from ..weights.fetch import check_name
 from ..weights.lora.flag import Loras, check_loras
-from .pictures.ask import OF_MODEL, check_likeness, plan_of
+from .pictures.ask import OF_MODEL, GuideModel, Interval, check_likeness, plan_of
 from .pictures.draw import check_folder, describe_source, draw_plan, estimate, free_folder, write_summary
 from .pictures.plan import Plan
 from .prompt_weights import describe_prompts
@@ -39,6 +39,8 @@ def generate(
     num_inference_steps: int = None,  # sampler's steps; default: the model's, or 50
     sampler: str = None,  # ddim (default), euler, heun, dpm-solver++, unipc and others: docs/drawing.md
     guidance_rescale: float = None,  # how much of the contrast that guidance adds is taken back, 0 (default) to 1
+    guidance_interval: Interval = None,
+    cfg_zero: bool = False,  # CFG-Zero*: scale the branch without caption, and leave the first step out; for flow
     eta: float = None,  # share of fresh noise in each step of ddim, 0 (default) to 1
     timestep_spacing: str = None,  # leading, trailing or linspace; by default the model's own
     sigmas: str = None,  # karras or exponential, for samplers over sigmas; by default those of the training
@@ -61,6 +63,7 @@ def generate(
     original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     controlnet: str = None,  # control network of Stable Cascade's stage C, checkpoint or folder, with --control
+    guide_model: GuideModel = None,
     lora: Loras = None,
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
@@ -76,8 +79,7 @@ def generate(
 
     asked = SimpleNamespace(**locals())
     plan = plan_of(asked)
-    asked.out = None if out is None else check_folder(plan, out)
-    asked.lora = check_loras(asked.lora)
+    asked.out, asked.lora = None if out is None else check_folder(plan, out), check_loras(asked.lora)
     check_name(asked.model)
     with entry(threads=1 if asked.exact else None, meets=True):
         use_device(device)

@@ -25,7 +25,7 @@ from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.configs import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.fill import fill_component
-from ..weights.folders import CHECKPOINT, whole_model
+from ..weights.folders import CHECKPOINT, FOLDER, whole_model
 from ..weights.lora.merge import add_loras
 from ..weights.source import open_model
 from ..weights.write import metadata_of
@@ -59,6 +59,7 @@ def load(
     rescale_betas_zero_snr: bool = False,
     engine: str | None = None,
     dtype: str | None = None,
+    guide_model=None,
 ) -> TextToImage:
     """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, a run or a folder with one,
     a single file (CompVis' .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name. `ema`: a checkpoint's averaged
@@ -67,7 +68,8 @@ def load(
     with its weight, as "FILE:0.8". `offline`: never touch the network. `decoder`: stage B of Stable Cascade, for its
     stage C; `controlnet`: a control network of that. `prediction_type`, `rescale_betas_zero_snr`: of a single file that
     does not say it: epsilon or v_prediction; trained to a last timestep of pure noise. `engine`, `dtype`: one of
-    `engine.ENGINES` and `engine.DTYPES`, by default eager and float32. Raises ModelError, ConfigError."""
+    `engine.ENGINES` and `engine.DTYPES`, by default eager and float32. `guide_model`: a worse model of the same kind
+    that guides it (`methods.autoguidance`). Raises ModelError, ConfigError."""
     engine, dtype = engine or EAGER, dtype or FLOAT32
     check_engine(engine)
     check_dtype(dtype, current_device())
@@ -75,7 +77,8 @@ def load(
     source = open_model(path, offline, zero_snr=rescale_betas_zero_snr, **told)
     if prior := source.stages():
         asked = {"--engine": engine != EAGER, "--dtype": dtype != FLOAT32, "--prediction-type": prediction_type}
-        _refuse({**asked, "--rescale-betas-zero-snr": rescale_betas_zero_snr}, "not for Stable Cascade")
+        asked |= {"--rescale-betas-zero-snr": rescale_betas_zero_snr, "--guide-model": guide_model}
+        _refuse(asked, "not for Stable Cascade")
         return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
     _refuse({"--decoder": decoder, "--controlnet": controlnet}, f"for stage C of Stable Cascade, and {path} is none")
     weights = add_loras(source.read(), lora)
@@ -96,6 +99,11 @@ def load(
     pipeline = TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
     example = weights.metadata.get("example_prompt")
     pipeline.example_prompt = example if isinstance(example, str) else ""
+    if guide_model is not None:
+        own = ema and open_model(guide_model, offline).form != FOLDER  # a pipeline has one set of weights
+        alike = {"tokenizer": tokenizer, "offline": offline, "engine": engine, "dtype": dtype}
+        guide = load(guide_model, ema=own, original_config_file=original_config_file, **alike)
+        pipeline.guide_by(guide, guide_model)
     return pipeline
 
 

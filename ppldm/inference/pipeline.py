@@ -90,6 +90,14 @@ class TextToImage:
         self.computed, self._autocast = computed, autocast
         self.example_prompt = ""  # one that its training has shown, where that is known
         self._states, self._drawn_with = TextStates(model, tokenizer), (model,)
+        self.guide: TextToImage | None = None
+
+    def guide_by(self, guide: "TextToImage", path) -> None:
+        """Be guided by another pipeline, that of `path`: `methods.autoguidance`. Raises ConfigError."""
+        from ..methods.autoguidance import check_fit
+
+        check_fit(self, guide, path)
+        self.guide, self._drawn_with = guide, (*self._drawn_with, guide.model)
 
     @check_keywords(_OF_DIFFUSERS)
     def generate(
@@ -97,7 +105,8 @@ class TextToImage:
         size: tuple[int, int] | None = None, height: int | None = None, width: int | None = None,
         seed: int | Sequence[int] = 23, sampler: str | None = None, num_inference_steps: int | None = None,
         guidance_scale: float | None = None, guidance_rescale: float = 0.0, eta: float = 0.0,
-        timestep_spacing: str | None = None, sigma_schedule: str | None = None, prompt_syntax: str = "plain",
+        timestep_spacing: str | None = None, sigma_schedule: str | None = None,
+        guidance_interval: Sequence[float] | None = None, cfg_zero: bool = False, prompt_syntax: str = "plain",
         wildcards: str | Path | None = None, image: Picture | None = None, mask: Picture | None = None,
         strength: float | None = None, control: str | Path | None = None, control_filter: str | None = None,
         control_scale: float = 1.0, latents: np.ndarray | None = None, batch_size: int = 8,
@@ -111,8 +120,9 @@ class TextToImage:
         size: (width, height), or `height` and `width`: pixels, multiples of the VAE's downscaling factor, by default
         those trained at.
         seed: from 0 to 2**64 - 1; several: one for each picture of a prompt, which is then the first of its seed.
-        sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, timestep_spacing, sigma_schedule: as of
-        `diffusion.drawing.Drawing`; the first three are the model's own where they are not given.
+        sampler, num_inference_steps, guidance_scale, guidance_rescale, eta, timestep_spacing, sigma_schedule,
+        guidance_interval, cfg_zero: as of `diffusion.drawing.Drawing`; the first three are the model's own where they
+        are not given.
         prompt_syntax: "plain", or "weighted": (word:1.2), (word), [word] and BREAK (`prompt_weights`).
         wildcards: a folder of lists: {a|b} in a prompt is one of both, __name__ a line of name.txt there.
         image: a file, PIL picture or [H, W, 3] uint8 to draw over, its centre. mask: the same, or [H, W] bool: light
@@ -137,7 +147,7 @@ class TextToImage:
             given |= {"control": made, "control_scale": control_scale}
         strength = usual_strength(image, mask) if strength is None else strength
         given["drawing"] = Drawing(num_inference_steps, guidance_scale, sampler, guidance_rescale, eta,
-                                   timestep_spacing, sigma_schedule, strength)  # fmt: skip
+                                   timestep_spacing, sigma_schedule, strength, guidance_interval, cfg_zero)  # fmt: skip
         noise = _noise(latents, (len(prompts), len(places), *own))
         given |= {"size": (height, width), "weighted": check_syntax(prompt_syntax) == "weighted", "callback": callback}
         jobs = _jobs(zip(prompts, negative, strict=True), places, wildcards)
@@ -182,7 +192,13 @@ class TextToImage:
         weighted: the prompts' syntax; all are drawn of as many chunks. noise: what each starts from, [B, C, h, w]
         float32. as_latents: these. Raises ConfigError."""
         drawing = drawing.fit(self.model.process, self.model.usual)
-        encode = self._states.encoder(weighted, chunks_of((*prompts, *negative_prompts), weighted))
+        num_chunks, guide = chunks_of((*prompts, *negative_prompts), weighted), None
+        encode = self._states.encoder(weighted, num_chunks)
+        if self.guide:
+            from ..methods.autoguidance import check_asked
+
+            check_asked(drawing, negative_prompts)
+            guide = (self.guide.model, self.guide._states.encoder(weighted, num_chunks))
         named_by = [words_of(one) for one in prompts] if weighted else None
         for seed in seeds:
             if not isinstance(seed, numbers.Integral) or not 0 <= seed <= MAX_SEED:
@@ -196,7 +212,8 @@ class TextToImage:
         with self._autocast():
             latents = draw_latents(self.model, self.tokenizer, prompts, indices, self.latent_shape(*size), seeds,
                                    drawing, negative_prompts=negative_prompts, encode=encode, callback=callback,
-                                   named_by=named_by, control=led, beginning=beginning, noise=noise)  # fmt: skip
+                                   named_by=named_by, control=led, beginning=beginning, noise=noise,
+                                   guide=guide)  # fmt: skip
         return latents.numpy() if as_latents else self._to_pictures(latents, prompts, indices, seeds)
 
     def _begin(self, image: np.ndarray, mask: np.ndarray | None, count: int) -> Beginning:

@@ -1,5 +1,6 @@
 """What a drawing says, what it refuses in one line, and guidance with a part of its contrast taken back."""
 
+import json
 import re
 from dataclasses import fields, replace
 
@@ -25,7 +26,12 @@ def test_a_record_says_what_is_not_the_default_and_makes_the_same_drawing():
     assert {one.name for one in fields(Drawing) if one.name not in other.as_dict()} == {
         "sigma_schedule",
         "strength",
+        "guidance_interval",
+        "cfg_zero",
     }
+    limited = Drawing(3, 2.0, "flow-euler", guidance_interval=(0.25, 1), cfg_zero=True)
+    kept = json.loads(json.dumps(limited.as_dict()))
+    assert kept == limited.as_dict() and Drawing(**kept) == limited and kept["guidance_interval"] == [0.25, 1]
 
 
 @pytest.mark.parametrize(
@@ -44,6 +50,15 @@ def test_a_record_says_what_is_not_the_default_and_makes_the_same_drawing():
         ({"timestep_spacing": "leading", "sampler": "flow-euler"}, "--timestep_spacing is not for flow-euler"),
         ({"sigma_schedule": "odd"}, "--sigma_schedule odd is not one of karras, exponential"),
         ({"sigma_schedule": "karras", "sampler": "ddim"}, "the sampler ddim takes no karras sigmas"),
+        ({"guidance_interval": (0.8, 0.2)}, "--guidance_interval '(0.8, 0.2)' must be two shares of noise from 0 to 1"),
+        ({"guidance_interval": [0, 1.5]}, "--guidance_interval '(0, 1.5)' must be two shares of noise from 0 to 1"),
+        ({"guidance_interval": (0.2,)}, "--guidance_interval '(0.2,)' must be two shares of noise"),
+        ({"guidance_interval": (float("nan"), 1)}, "--guidance_interval '(nan, 1)' must be two shares of noise"),
+        ({"guidance_interval": (False, True)}, "--guidance_interval '(False, True)' must be two shares of noise"),
+        ({"guidance_interval": 0.5}, "--guidance_interval '0.5' must be two shares of noise"),
+        ({"cfg_zero": 1}, "--cfg_zero '1' is neither true nor false"),
+        ({"cfg_zero": True, "sampler": "ddim"}, "--cfg_zero scales the direction of flow, and ddim is for other"),
+        ({"cfg_zero": True, "num_inference_steps": 1}, "--cfg_zero leaves out the first step, and"),
     ],
 )
 def test_what_no_model_can_be_drawn_with_is_one_line(settings, message):
@@ -66,6 +81,8 @@ def test_every_sampler_that_fits_is_chosen_by_its_names():
                     Drawing(sampler=name).fit(process)
     with pytest.raises(ConfigError, match="--num_inference_steps 1001 must be from 1 to 1000, the steps that"):
         Drawing(1001).fit(Process())
+    with pytest.raises(ConfigError, match="--cfg_zero scales the direction of flow, and ddim is for other models"):
+        Drawing(cfg_zero=True).fit(Process())
     with pytest.raises(ConfigError, match="--eta 1 is for the sampler ddim, and flow-euler has none"):
         Drawing(eta=1).fit(Process(prediction_type="flow"))
 

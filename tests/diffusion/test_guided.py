@@ -4,13 +4,12 @@ import numpy as np
 import paddle
 import pytest
 from noise import initial_noise
-from tiny_model import load_pipeline
+from tiny_model import load_pipeline, make_lively_model
 
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.diffusion.drawing import Drawing
 from ppldm.diffusion.guided import draw, sample_latents, to_pictures
-from ppldm.families.ldm import LdmConfig
-from ppldm.families.ldm_build import build_ldm, weights_of
+from ppldm.families.ldm_build import weights_of
 from ppldm.weights.write import write_weights
 
 SHAPE = (4, 4, 4)
@@ -23,22 +22,7 @@ def tokenizer(tiny):
 
 @pytest.fixture(scope="module", params=["epsilon", "v_prediction"])
 def model(request, tiny, tokenizer):
-    """A model whose UNet depends on the prompt: its zeroed layers get weights."""
-    arguments = LdmConfig(
-        vae_name_or_path=tiny.vae,
-        text_encoder_config_file=tiny.config("ldmbert"),
-        unet_config_file=tiny.config("unet"),
-        model_max_length=12,
-        prediction_type=request.param,
-    )
-    model = build_ldm(arguments, tokenizer.vocab_size, seed=3)
-    rng = np.random.default_rng(0)
-    for parameter in model.unet.parameters():
-        parameter.set_value(parameter + paddle.to_tensor(rng.standard_normal(parameter.shape, dtype=np.float32) * 0.05))
-    for parameter in model.text_encoder.parameters():
-        parameter.set_value(parameter * 3)
-    model.eval()
-    return model
+    return make_lively_model(tiny, tokenizer, request.param)
 
 
 def test_noise_depends_on_seed_prompt_and_index_alone():

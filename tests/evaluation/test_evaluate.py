@@ -146,6 +146,22 @@ def test_pictures_drawn_with_a_lora_are_another_result(trained, tiny, tmp_path, 
         run([*command, "--lora", f"{file}:0.5"])
 
 
+def test_pictures_by_a_guide_are_another_result(trained, tiny, tmp_path, capfd):
+    command = sweep(trained, tiny, tmp_path / "o", "--guidance-interval", "0.2", "0.9")
+    run([*command, "--guide-model", str(trained / "checkpoint-2")])
+    found = results_of(tmp_path / "o")["g3.json"]
+    assert found["of"]["weights"]["guide_model"] == str(trained / "checkpoint-2")
+    assert found["settings"]["drawn"]["guidance_interval"] == [0.2, 0.9]
+    with fails("holds another evaluation", capfd):
+        run(command)
+    for more, why in (
+        (["--negative-prompt", "red"], "a negative prompt is for"),
+        (["--cfg-zero"], "--cfg-zero scales"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            run([*command, "--guide-model", "m", *more])
+
+
 def test_a_dry_run_says_what_would_be_done(trained, tiny, tmp_path, capsys):
     run(sweep(trained, tiny, tmp_path / "o", "--dry-run"))
     assert capsys.readouterr().out == "metrics: frechet\npictures: 12\nprompts: 6\nguidance_scale: 1.0, 3.0\n"
@@ -160,6 +176,7 @@ def test_a_dry_run_says_what_would_be_done(trained, tiny, tmp_path, capsys):
         (["--metrics", "frechet:dino"], "no network 'dino'; did you mean dinov2"),
         (["--metrics", "frechet:dinov2"], "frechet:dinov2 needs --dinov2 FILE"),
         (["--lora", "a/1.png"], "--lora changes a model that draws, and a is none"),
+        (["--guide-model", "m"], "--guide-model changes a model that draws, and a is none"),
         (["--lora", "nowhere:2"], "--lora nowhere:2: there is no nowhere"),
         (["--watch", "x"], "name what to evaluate, a model or a folder of pictures, or the run to watch"),
         (["--seed", "-1"], "--seed -1 must not be negative"),

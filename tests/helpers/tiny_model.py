@@ -26,6 +26,25 @@ def make_model(tiny, **changes):
     return build_ldm(arguments, vocab_size=100, seed=3)
 
 
+def make_lively_model(tiny, tokenizer, prediction_type: str, seed: int = 0):
+    """One to draw with, whose UNet depends on the prompt: its zeroed layers get weights."""
+    arguments = LdmConfig(
+        vae_name_or_path=tiny.vae,
+        text_encoder_config_file=tiny.config("ldmbert"),
+        unet_config_file=tiny.config("unet"),
+        model_max_length=12,
+        prediction_type=prediction_type,
+    )
+    model = build_ldm(arguments, tokenizer.vocab_size, seed=3)
+    rng = np.random.default_rng(seed)
+    for parameter in model.unet.parameters():
+        parameter.set_value(parameter + paddle.to_tensor(rng.standard_normal(parameter.shape, dtype=np.float32) * 0.05))
+    for parameter in model.text_encoder.parameters():
+        parameter.set_value(parameter * 3)
+    model.eval()
+    return model
+
+
 def write_base(tiny) -> Path:
     """A pipeline of the tiny configs in which no weight is at its initial zero, written once a session."""
     from ppldm.data.text.tokenizer import load_tokenizer

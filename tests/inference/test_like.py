@@ -21,9 +21,18 @@ from ppldm.utils.variables import network_forbidden
 RECORD = {"prompt": "p", "negative_prompt": "", "index": 0, "seed": 1, "sampler": "ddim", "num_inference_steps": 2,
           "guidance_scale": 2.0, "height": 32, "width": 32, "weights": "0", "exact": False}  # fmt: skip
 FURTHER = ("template", "prompt_syntax", "guidance_rescale", "eta", "timestep_spacing", "sigma_schedule", "strength",
-           "control_scale", "engine", "dtype", "lora", "source")  # fmt: skip
+           "guidance_interval", "cfg_zero", "control_scale", "engine", "dtype", "lora", "source")  # fmt: skip
 SOURCE = {"model": "owner/model", "sha256": "0" * 64, "batch": [2, 1]}
-OF_SOURCE = (*SOURCE, "ema", "original_config_file", "decoder", "controlnet", "tokenizer", "prediction_type")
+OF_SOURCE = (
+    *SOURCE,
+    "ema",
+    "original_config_file",
+    "decoder",
+    "controlnet",
+    "tokenizer",
+    "prediction_type",
+    "guide_model",
+)
 ADDRESSES = [
     f"{scheme}://127.0.0.1:9/x" for scheme in ("http", "https", "HTTP", "s3", "gs", "hdfs", "oss", "ftp", "file")
 ]
@@ -128,7 +137,8 @@ def test_a_flag_stands_for_what_a_picture_says_wrongly(tmp_path):
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-@pytest.mark.parametrize("name", ["model", "original_config_file", "decoder", "controlnet", "tokenizer", "lora"])
+@pytest.mark.parametrize("name", ["model", "original_config_file", "decoder", "controlnet", "tokenizer", "lora",
+                                  "guide_model"])  # fmt: skip
 def test_no_address_that_a_picture_names_is_followed(address, name, tmp_path):
     record = RECORD | {"source": SOURCE | {name: address}}
     if name == "lora":

@@ -17,7 +17,7 @@ ODD = [None, True, -1, 0, 1.5, float("nan"), 10**30, "", "x", b"x", [], [None], 
 NAMES = ["negative_prompt", "num_samples", "size", "height", "width", "seed", "sampler", "num_inference_steps",
          "guidance_scale", "guidance_rescale", "eta", "timestep_spacing", "sigma_schedule", "prompt_syntax", 
          "wildcards", "image", "mask", "strength", "control", "control_filter", "control_scale", "latents", 
-         "batch_size", "callback", "output"]  # fmt: skip
+         "batch_size", "callback", "output", "guidance_interval", "cfg_zero"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 from ...diffusion.drawing import Drawing, usual_strength
 from ...utils.errors import ConfigError
@@ -22,15 +22,20 @@ from ..prompt_weights import SYNTAXES, check_syntax
 from ..prompts import MOST_SAMPLES, Request, Wildcards, check_prompt, read_requests
 from .plan import AXES, SCALE, Plan, axis_of, flag_of
 
+Interval = Annotated[list[float], {"nargs": 2, "type": float, "metavar": "SHARE"},
+                     "guide only between these shares of noise, as 0.2 0.8; by default always"]  # fmt: skip
+GuideModel = Annotated[str, {}, "worse model of the same kind, which guides in place of the empty caption"]
 DEFAULT_SEED = 23
 _DEFAULTS = {"negative_prompt": "", "num_samples": 4, "seed": DEFAULT_SEED, "batch_size": 8, "control_scale": 1.0,
              "prompt_syntax": "plain"}  # fmt: skip
+_SWITCH = ("off", "on")
 _NUMBERS: Mapping[str, Callable] = {"seed": int, "num_inference_steps": int, SCALE: float, "guidance_rescale": float,
-                                    "eta": float, "strength": float}  # fmt: skip
+                                    "eta": float, "strength": float, "cfg_zero": lambda word: bool(_SWITCH.index(word)),
+                                    "guidance_interval": lambda word: tuple(map(float, word.split("..")))}  # fmt: skip
 _SIDES = ("size", "resolution", "height", "width")
 _OF_PICTURE = ("negative_prompt", "control_scale", "prompt_syntax", "engine", "dtype", *AXES)
 OF_MODEL = ("ema", "original_config_file", "decoder", "controlnet", "tokenizer", "prediction_type",
-            "rescale_betas_zero_snr")  # fmt: skip
+            "rescale_betas_zero_snr", "guide_model")  # fmt: skip
 # Pictures that are not in the file.
 _GIVEN = {"control": "after a control image", "image": "over another picture", "mask": "through a mask"}
 _CHANGES = ("prompts", "num_samples", "grid", "wildcards", "batch_size")
@@ -45,7 +50,7 @@ _PICTURES = 8  # so large, that its batch may have: `ppldm generate` draws as ma
 
 def plan_of(asked: SimpleNamespace) -> Plan:
     """The plan of the flags of `ppldm generate`, which are completed in `asked`. Raises ConfigError."""
-    asked.sigma_schedule = asked.sigmas
+    asked.sigma_schedule, asked.cfg_zero = asked.sigmas, asked.cfg_zero or None
     place, first = complete_by_picture(asked) if asked.like else (None, 0)
     for name, value in _DEFAULTS.items():
         _complete(asked, name, value)
@@ -62,6 +67,10 @@ def plan_of(asked: SimpleNamespace) -> Plan:
     check_pictures(asked, axes)
     given.setdefault("strength", usual_strength(asked.image, asked.mask))
     drawing = Drawing(**given | {name: values[0] for name, values in axes.items() if name != "seed"})
+    if asked.guide_model is not None:
+        from ...methods.autoguidance import check_asked
+
+        check_asked(drawing, [request.negative_prompt for request in requests])
     texts = (text for request in requests for text in (request.prompt, request.negative_prompt))
     wildcards = None if asked.wildcards is None else Wildcards(asked.wildcards, texts)
     plan = Plan(
@@ -123,7 +132,8 @@ def _value(word: str, name: str, text: str):
 
 def _example(name: str) -> str:
     known = {"sampler": "ddim,euler", "timestep_spacing": "leading,trailing", "sigma_schedule": "karras,exponential",
-             "num_inference_steps": "10,20", "seed": "1,2", SCALE: "3,7.5"}  # fmt: skip
+             "num_inference_steps": "10,20", "seed": "1,2", SCALE: "3,7.5", "guidance_interval": "0..1,0.2..0.8",
+             "cfg_zero": "off,on"}  # fmt: skip
     return known.get(name, "0,0.5")
 
 

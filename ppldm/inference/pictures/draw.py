@@ -50,7 +50,7 @@ GRID_PROMPTS = 64  # at most, in a sheet of prompts, or of as many sheets
 
 def infotext(record: Mapping, model: str, sha256: str) -> str:
     """The text of a picture, by its record (`plan.Plan.record`). model: its name; sha256: hexadecimal digits."""
-    schedule, strength = record.get("sigma_schedule"), record.get("strength")
+    schedule, strength, interval = (record.get(name) for name in ("sigma_schedule", "strength", "guidance_interval"))
     fields = {
         "Steps": record["num_inference_steps"],
         "Sampler": _WEBUI_SAMPLERS.get(record["sampler"], record["sampler"]),
@@ -63,6 +63,8 @@ def infotext(record: Mapping, model: str, sha256: str) -> str:
         "Denoising strength": strength,
         "Eta": record.get("eta") or None,
         "CFG rescale": record.get("guidance_rescale") or None,
+        "CFG interval": interval and "{}..{}".format(*interval),
+        "CFG-Zero": record.get("cfg_zero") or None,
         "Picture": record["index"] or None,
     }
     lines = [record["prompt"]]
@@ -198,7 +200,10 @@ def batches_of(plan: Plan, records: dict[Job, dict], batch_size: int) -> Iterato
 
 
 def estimate(pipeline, plan: Plan, records: dict[Job, dict], batch_size: int) -> str:
-    """How long all pictures take on this machine, in words, from a first batch; an unguided step has half the work."""
+    """How long all pictures take on this machine, in words, from a first batch; an unguided pass has half the work."""
+    from ...diffusion.guided import guided_passes
+    from ...diffusion.samplers import make_sampler
+
     batches = list(batches_of(plan, records, batch_size))
     began = time.perf_counter()
     _draw_batch(pipeline, plan, [records[job] for job in batches[0]], batches[0][0][0])
@@ -206,7 +211,8 @@ def estimate(pipeline, plan: Plan, records: dict[Job, dict], batch_size: int) ->
 
     def work(batch: list[Job]) -> float:
         drawing = plan.drawing_at(batch[0][0])
-        return len(batch) * drawing.num_passes() * (1 if getattr(drawing, SCALE) == 1 else 2)
+        guided = guided_passes(drawing, make_sampler(pipeline.model.process, drawing, pipeline.model.sampling))
+        return len(batch) * (len(guided) + sum(guided))
 
     seconds = first * sum(map(work, batches)) / work(batches[0])
     return (

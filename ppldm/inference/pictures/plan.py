@@ -139,7 +139,10 @@ def flag_of(name: str) -> str:
 
 
 def short(value) -> str:
-    """A number as a person writes it, and other values as they are; two that differ have different texts."""
+    """A number as a person writes it, an interval as LOW..HIGH, and other values as they are; two that differ have
+    different texts."""
+    if isinstance(value, tuple):
+        return "..".join(map(short, value))
     if not isinstance(value, float):
         return str(value)
     return f"{value:g}" if float(f"{value:g}") == value else repr(value)

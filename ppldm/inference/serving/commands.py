@@ -12,7 +12,7 @@ from ...utils.errors import ConfigError
 from ...utils.files import local_path
 from ...weights.fetch import check_name
 from ...weights.lora.flag import Loras, check_loras
-from ..pictures.ask import require_positive
+from ..pictures.ask import GuideModel, require_positive
 
 _Models = Annotated[list[str], {"opt": True, "required": True, "nargs": "+", "type": str, "metavar": "MODEL"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
@@ -35,6 +35,7 @@ def _serve(
     max_memory_mb: int = 256,  # of pictures that are kept without --out
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     lora: Loras = None,
+    guide_model: GuideModel = None,
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     engine: Engine = None,
@@ -55,7 +56,7 @@ def _serve(
             raise ConfigError("--model has no name; give a folder, a file or a name")
         check_name(name)
     token = read_token(token_file) if token_file else "" if is_loopback(host) else secrets.token_urlsafe(16)
-    told = {"ema": ema, "decoder": decoder, "tokenizer": tokenizer}
+    told = {"ema": ema, "decoder": decoder, "tokenizer": tokenizer, "guide_model": guide_model}
     computed = {"lora": check_loras(lora), "engine": engine, "dtype": dtype}
     folder = local_path(out) if out else None
     queues = []

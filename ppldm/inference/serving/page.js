@@ -3,6 +3,7 @@ const WORDS = {
   en: {prompt: "Prompt", negative: "Not in the picture", models: "Models, side by side", width: "Width", height: "Height",
     steps: "Steps", pictures: "Pictures", guidance: "Guidance", sampler: "Sampler", seed: "Seed", lock: "Keep this seed",
     more: "More settings", rescale: "Guidance rescale", eta: "Eta (ddim)", spacing: "Timestep spacing", sigmas: "Sigmas",
+    interval: "Guide at shares of noise", zero: "CFG-Zero* (flow)",
     from: "Start from a picture", file: "Picture", strength: "How much to change", brush: "Brush", clear: "Clear the mask",
     paint: "Paint over what is to be drawn anew: with a mouse, a finger, a pen, or arrow keys and the space bar. Without paint, all of it is drawn anew.",
     without: "Without the picture", draw: "Draw", keys: "Ctrl + Enter draws, Escape cancels. Arrow keys move among pictures, Enter enlarges one.",
@@ -16,6 +17,7 @@ const WORDS = {
   zh: {prompt: "提示词", negative: "不要出现的内容", models: "模型（并排比较）", width: "宽", height: "高",
     steps: "步数", pictures: "张数", guidance: "引导强度", sampler: "采样器", seed: "随机种子", lock: "固定种子",
     more: "更多设置", rescale: "引导重缩放", eta: "eta（ddim）", spacing: "时间步间隔", sigmas: "sigma 序列",
+    interval: "引导的噪声区间", zero: "CFG-Zero*（flow）",
     from: "从一张图片开始", file: "图片", strength: "改动程度", brush: "画笔大小", clear: "清除遮罩",
     paint: "涂抹需要重画的部分：可用鼠标、手指、笔，或方向键加空格键。不涂抹则整张重画。",
     without: "不用这张图片", draw: "生成", keys: "Ctrl + Enter 生成，Esc 取消。方向键在图片间移动，Enter 放大。",
@@ -97,11 +99,15 @@ function settings() {
   const asked = {prompt: field("prompt").value, negative_prompt: field("negative_prompt").value};
   for (const name of NUMBERS) if (field(name).value !== "") asked[name] = Number(field(name).value);
   for (const name of CHOICES) if (field(name).value) asked[name] = field(name).value;
-  return {...asked, ...picture.asked()};
+  const interval = field("guidance_interval").value.match(/[^\s,]+/g);
+  if (interval) asked.guidance_interval = interval.map(Number);
+  return {...asked, cfg_zero: field("cfg_zero").checked, ...picture.asked()};
 }
 function useSettings(used) {
   for (const name of ["prompt", "negative_prompt", ...NUMBERS]) if (used[name] !== undefined) field(name).value = used[name];
   for (const name of CHOICES) field(name).value = used[name] || "";
+  field("guidance_interval").value = (used.guidance_interval || []).join(" ");
+  field("cfg_zero").checked = used.cfg_zero;
   field("lock").checked = true;
 }
 field("seed").addEventListener("input", () => { field("lock").checked = field("seed").value !== ""; });
@@ -344,7 +350,7 @@ function showJobs(jobs) {
 
 // ---- one picture, large
 let current = null;
-const IDLE = {guidance_rescale: 0, eta: 0, strength: 1}; // what says nothing
+const IDLE = {guidance_rescale: 0, eta: 0, strength: 1, cfg_zero: false}; // what says nothing
 const labelOf = name => words[name] || field(name).closest("label").querySelector("span").textContent;
 const all = () => [...document.querySelectorAll(".pictures .one")];
 async function enlarge(button) {

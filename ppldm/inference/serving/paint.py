@@ -115,6 +115,10 @@ class Painter:
             drawing = Drawing(**{one.name: values[one.name] for one in fields(Drawing)})
             drawing = drawing.fit(model.model.process, model.model.usual)
             model.latent_shape(height, width)
+            if model.guide:
+                from ...methods.autoguidance import check_asked
+
+                check_asked(drawing, [values["negative_prompt"]])
             given = read_beginning(image, mask, size)
         except ConfigError as error:
             raise ConfigError(str(error).replace("--", "")) from error

@@ -53,13 +53,16 @@ def make_parameters(
         ),
         "sampler": choice(SAMPLERS, "by default the model's"),
         "guidance_rescale": number(0, 1, "how much of the contrast that guidance adds is taken back", default=0.0),
+        "guidance_interval": {"type": "array", "items": number(0, 1), "minItems": 2, "maxItems": 2,
+                              "description": "guided only between these shares of noise"},
+        "cfg_zero": {"type": "boolean", "description": "CFG-Zero*, for models of flow", "default": False},
         "eta": number(0, 1, "share of fresh noise in each step of ddim", default=0.0),
         "timestep_spacing": choice(TIMESTEP_SPACINGS, "by default the model's"),
         "sigma_schedule": choice(SIGMA_SCHEDULES, "for samplers over sigmas"),
         "image": file | {"description": "a picture to draw over: a PNG, JPEG or WebP file in base64"},
         "mask": file | {"description": "the same, light where the picture is drawn anew; the rest is kept"},
         "strength": number(0, 1, "how much of a picture is changed; by default 0.8, with a mask 1"),
-    }
+    }  # fmt: skip
 
 
 def check(name: str, value: Any, known: dict[str, dict]) -> Any:
@@ -68,6 +71,10 @@ def check(name: str, value: Any, known: dict[str, dict]) -> Any:
     kind = schema["type"]
     if value is None and name != "prompt":
         return schema.get("default")
+    if kind == "array":
+        if not isinstance(value, list) or len(value) != schema["maxItems"]:
+            raise ConfigError(f"{name} {cut(value)} must be a list of {schema['maxItems']} numbers")
+        return [check(name, one, {name: schema["items"]}) for one in value]
     if "minimum" in schema:
         low, high = schema["minimum"], schema["maximum"]
         good = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value) and kind == "number")

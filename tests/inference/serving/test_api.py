@@ -104,6 +104,8 @@ BAD = [
     *[("prompt", value) for value in (None, "", " \t\n")],
     *[(name, 1) for name in ("steps", "Prompt", "", HOSTILE, "promt", "x" * 500)],
     *[(name, value) for name in ("image", "mask") for value in (3, "x", "data:,", "", "AAAA", ["x"], {})],
+    *[("guidance_interval", value) for value in (0.5, "0 1", [], [0.2], [0.2, 1.5], [0.8, 0.2], [0, None], {})],
+    *[("cfg_zero", value) for value in (1, "yes", [], True)],
     *[("strength", value) for value in (-0.1, 1.1, "x", True, 0.5, 1)],
     *[("width", 63), ("height", 12), ("num_inference_steps", 251), ("sampler", "flow-euler"), ("eta", 0.5)],
 ]  # fmt: skip
