@@ -13,7 +13,6 @@ ALLOWED = {
     "config": {"utils"},
     "data": {"config", "utils"},
     "diffusion": {"methods.cfg_zero", "methods.guidance_interval", "config", "utils"},
-    "methods": {"networks", "diffusion", "data", "config", "utils"},
     "networks": {"diffusion", "config", "utils"},
     "weights": {"families.base", "networks", "diffusion", "config", "utils"},
     "methods": {"weights.components", "networks", "diffusion", "data", "config", "utils"},
