@@ -33,7 +33,8 @@ def judge(differences: Sequence[float], variants: int) -> dict:
 
 def needs_more(differences: Sequence[float], variants: int) -> bool:
     """Whether another look may tell what the ones before did not."""
-    return len(differences) < LOOKS[-1] and not judge(differences, variants)["told_apart"]
+    few = len(differences) < LOOKS[0]
+    return few or (len(differences) < LOOKS[-1] and not judge(differences, variants)["told_apart"])
 
 
 def samples_until(curve: Sequence[tuple[int, float]], loss: float) -> float | None:

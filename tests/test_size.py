@@ -1,5 +1,5 @@
 """Files and functions are short, so that each can be read in one go; the package, and what a training goes through of
-it, only becomes smaller."""
+it, only becomes smaller. A method is a file beside it, shorter still, and nobody else's lines."""
 
 import ast
 import json
@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ppldm"
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 500, 60
+MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_METHOD_LINES = 500, 60, 150
 FILES = sorted(PACKAGE.rglob("*.py"))
+METHODS = sorted((PACKAGE / "methods").glob("*.py"))
 
 # Numbers that may only fall: what is counted -> (today's number, slack). A change that makes one smaller by more than
 # the slack lowers it here. A training is `ppldm train --preset ldm-tiny-cpu`, its main thread, in a process of its own.
 RATCHETS = {
-    # All lines of ppldm/**/*.py. To become 44,000 to 46,000.
+    # All lines of ppldm/**/*.py but of methods. To become 44,000 to 46,000.
     "lines of the package": (54291, 20),
     # Modules of ppldm that are imported when the first update has ended. To become 110.
     "files that a training imports": (101, 1),
@@ -74,7 +75,11 @@ def must_fall(name: str, found: int, number: int, slack: int) -> str | None:
 
 def test_the_package_only_becomes_shorter():
     name = "lines of the package"
-    assert must_fall(name, count_lines(FILES), *RATCHETS[name]) is None
+    assert must_fall(name, count_lines(set(FILES) - set(METHODS)), *RATCHETS[name]) is None
+
+
+def test_a_method_is_a_short_file():
+    assert not [path.name for path in METHODS if count_lines([path]) > MAX_METHOD_LINES]
 
 
 @pytest.mark.cold

@@ -1,0 +1,175 @@
+"""The study in pairs: its statistics, its one currency for all targets, and what it runs next."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppldm.diffusion.process import NoiseSchedule, Process
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+currency, paired, study = map(importlib.import_module, ("currency", "paired", "study"))
+KINDS = ("epsilon", "v_prediction", "sample", "flow")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("schedule", [NoiseSchedule(), NoiseSchedule(beta_schedule="cosine", timestep_shift=2.0)])
+def test_a_perfect_prediction_is_the_picture_whatever_the_target(kind, schedule):
+    process, rng = Process(schedule, kind), np.random.default_rng(0)
+    latents, noise = rng.standard_normal((2, 3, 4, 4, 4))
+    for log_snr in currency.LOG_SNR.tolist():
+        a, s = currency.scales_at(log_snr, process.is_flow)
+        assert np.log(a**2 / s**2) == pytest.approx(log_snr)
+        assert (a + s if process.is_flow else a**2 + s**2) == pytest.approx(1)
+        target = process.target(latents, noise, (a, s))
+        found = currency.picture_of(target, a * latents + s * noise, (a, s), kind)
+        np.testing.assert_allclose(found, latents, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_network_is_told_the_time_of_the_level(kind):
+    process = Process(NoiseSchedule(), kind)
+    for timestep in (100, 500, 900):
+        level = process.levels()[timestep].astype(np.float64)
+        a, s = process.scales(level)
+        told = process.times(timestep, level)
+        assert currency.time_at(process, float(np.log(a**2 / s**2))) == pytest.approx(told, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_curve_is_the_error_of_the_picture(kind):
+    """Of a network that predicts the target and adds an error that makes the picture wrong by 0.1 everywhere."""
+    process, rng = Process(NoiseSchedule(), kind), np.random.default_rng(1)
+    latents, noise = (paddle.to_tensor(rng.standard_normal((2, 4, 4, 4), np.float32)) for _ in range(2))
+
+    class Model:
+        def __init__(self):
+            self.process, self.asked = process, iter(currency.LOG_SNR.tolist())
+
+        def condition(self, input_ids):
+            return {}
+
+        def denoise(self, noisy, time):
+            a, s = currency.scales_at(next(self.asked), process.is_flow)
+            off = {"epsilon": -a / s, "v_prediction": -1 / s, "sample": 1, "flow": -1 / s}[kind]
+            return process.target(latents, noise, (a, s)) + 0.1 * off
+
+    batch = {"latents": latents, "noise": noise, "input_ids": None}
+    np.testing.assert_allclose(currency.curve_of(Model(), [batch]), 0.01, rtol=0.02)
+
+
+def test_the_loss_is_the_error_of_the_velocity():
+    snr = np.exp(currency.LOG_SNR)
+    assert currency.weighted_mean(1 / (1 + snr)) == pytest.approx(1)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=9), st.floats(-1, 1))
+def test_what_all_seeds_share_does_not_widen_an_interval(values, shift):
+    shifted = paired.interval([one + shift for one in values])
+    assert np.subtract(shifted, paired.interval(values)) == pytest.approx([shift] * 3, abs=1e-9)
+
+
+def test_intervals_are_corrected_for_looks_and_variants():
+    values = [0.1, 0.2, 0.15, 0.12]
+    alone, among = paired.judge(values, 1), paired.judge(values, 10)
+    mean, low, high = paired.interval(values, 0.05 / len(paired.LOOKS))
+    assert (alone["value"], alone["low"], alone["high"]) == (mean, low, high)
+    assert among["low"] < low < high < among["high"]
+    assert alone["told_apart"] and paired.needs_more([1, -1, 1], 1) and not paired.needs_more([1.0, 1.01, 0.99], 1)
+
+
+def test_a_look_takes_no_more_seeds_than_it_says():
+    assert paired.judge([1, 2, 3, 4, 100], 1) == paired.judge([1, 2, 3, 4], 1)
+
+
+def test_samples_until_a_loss_lie_between_two_points():
+    curve = [(10, 1.0), (20, 0.5), (30, 0.25)]
+    assert paired.samples_until(curve, 0.5) == 20
+    assert paired.samples_until(curve, 0.5**1.5) == pytest.approx(25)
+    assert paired.samples_until(curve, 0.1) is None and paired.samples_until(curve, 2.0) == 10
+
+
+def test_a_ratio_of_samples_turns_over_with_its_recipes():
+    plain, faster = [(10, 1.0), (20, 0.5), (40, 0.25)], [(10, 0.5), (20, 0.25)]
+    assert paired.samples_ratio(faster, plain) == 0.5
+    assert paired.samples_ratio(plain, faster) == 2.0
+    assert paired.samples_ratio(plain, plain) == 1.0
+    slower = [(10, 1.0), (40, 0.5)]
+    assert paired.samples_ratio(slower, plain) == 2.0
+
+
+def test_a_recipe_beside_itself_is_seldom_told_apart():
+    finals = np.exp(np.random.default_rng(0).normal(0, 0.1, 16))
+    assert paired.false_alarms(finals, 200) <= 200 * 0.05 * 1.5
+
+
+def test_pairing_takes_away_what_seeds_share():
+    seeds = np.array([0.3, 0.5, 0.9])
+    found = paired.unpaired_and_paired(seeds, seeds + [0.1, 0.11, 0.09])
+    assert found["difference"] == pytest.approx(0.1) and found["paired"] < 0.03 < found["unpaired"]
+    assert found["correlation"] > 0.99
+
+
+@pytest.fixture
+def small(tmp_path):
+    made = study.Study(tmp_path, {"plain": {"learning_rate": 1}, "other": {"learning_rate": 1}})
+
+    def write(variant, rate, seed, loss):
+        path = study.Run(variant, rate, seed).path(tmp_path)
+        path.parent.mkdir(exist_ok=True)
+        result = {"flags": {"learning_rate": 1}, "losses": [[10, 1.0], [20, loss]], "curve": [loss], "scores": {}}
+        path.write_text(json.dumps({**result, "cpu_seconds": 60.0}))
+
+    return made, write
+
+
+def test_rates_come_first_on_seeds_of_their_own(small):
+    made, write = small
+    assert {run.seed for run in made.wanted()} == set(study.TUNING_SEEDS) and len(made.wanted()) == 2 * len(study.RATES)
+    for variant in made.variants:
+        for rate in study.RATES:
+            write(variant, rate, study.TUNING_SEEDS[0], loss=abs(rate - 2) + 0.1)
+    assert made.rate_of("other") == 2 and made.pairs("other") == []
+    wanted = made.wanted()
+    assert {run.rate for run in wanted} == {2} and not {run.seed for run in wanted} & set(study.TUNING_SEEDS)
+    assert len([run for run in wanted if run.variant == "other"]) == paired.LOOKS[0]
+
+
+def test_seeds_are_added_until_a_variant_is_told_apart(small):
+    made, write = small
+    for variant, loss in (("plain", 0.5), ("other", 0.4)):
+        for rate in study.RATES:
+            write(variant, rate, study.TUNING_SEEDS[0], loss)
+        for seed in (1, 2, 3):
+            write(variant, study.RATES[0], seed, loss * (1 + 0.001 * seed * (variant == "other")))
+    assert not [run for run in made.wanted() if run.variant == "other"]
+    (row,) = [one for one in made.summary()["rows"] if one["variant"] == "other"]
+    assert row["difference"]["told_apart"] and row["difference"]["value"] == pytest.approx(np.log(0.8), abs=0.01)
+    write("other", study.RATES[0], 3, 0.8)
+    made.found.clear()
+    wanted = [run.seed for run in made.wanted() if run.variant == "other"]
+    assert wanted == [4]
+
+
+def test_runs_of_other_flags_are_refused(small):
+    made, write = small
+    write("plain", 1.0, 1, 0.5)
+    made.variants["plain"] = {"learning_rate": 2}
+    with pytest.raises(SystemExit, match="is of other flags; take another --out"):
+        made.result(study.Run("plain", 1.0, 1))
+
+
+def test_variants_are_recipes(tmp_path):
+    from ppldm.training.commands.train import read_recipe
+
+    for name, flags in study.read_variants().items():
+        words = study.words_of(flags, study.Run(name, 2.0, 5), tmp_path, tmp_path)
+        recipe = read_recipe(words[1:], True, None)
+        assert recipe.training.seed == 5 and recipe.training.learning_rate == pytest.approx(2 * flags["learning_rate"])
+    assert max(len(path.read_text().splitlines()) for path in study.VARIANTS.glob("*.yaml")) <= 12
