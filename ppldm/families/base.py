@@ -150,7 +150,7 @@ def check_family(config, data, arguments) -> None:
             f"--fp16_opt_level {arguments.fp16_opt_level} is not supported for {family.plural}; "
             f"use {' or '.join(family.half_precision_levels)}"
         )
-    if arguments.optimizer == "muon" and getattr(config, "trains_adapters", False):
+    if getattr(config, "trains_adapters", False) and arguments.optimizer == "muon":
         raise ConfigError("--lora_rank and --train_tokens train no whole matrix; omit --optimizer muon")
     make_shapes(data)
     family.check(config, data)
