@@ -111,6 +111,7 @@ def test_by_the_command_line_and_of_exported_pipelines(stages, tmp_path):
         (1, {"decoder": 0}, "is stage B of Stable Cascade; name it as --decoder, and stage C as the model"),
         (0, {"decoder": 0}, "is not stage B of Stable Cascade; give a checkpoint or a pipeline"),
         (0, {"decoder": 1, "lora": ["x"]}, "--lora is not there for Stable Cascade"),
+        (0, {"decoder": 1, "guide_model": "x"}, "--guide-model is not for Stable Cascade; omit it"),
     ],
 )
 def test_what_is_no_pair_of_stages_is_refused(stages, model, settings, message):

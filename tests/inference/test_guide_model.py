@@ -10,8 +10,10 @@ from small_weights import UNET, small_weights
 import ppldm
 from ppldm.cli.main import run
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.inference.pipeline import TextToImage
 from ppldm.inference.serving.paint import Painter
 from ppldm.inference.serving.parameters import make_parameters, read_request
+from ppldm.networks.controlnet import ControlledDiffusionModel
 from ppldm.utils.errors import ConfigError
 from ppldm.weights.write import write_weights
 
@@ -141,6 +143,10 @@ def test_a_guide_that_does_not_fit_is_refused_in_a_line(good, flow, tmp_path):
         ):
             ppldm.load(good, guide_model=guide)
     guided = ppldm.load(good, guide_model=good)
+    base = guided.model
+    parts = {"vae": base.vae, "text_encoder": base.text_encoder, "unet": base.unet, "controlnet": base.unet}
+    with pytest.raises(ConfigError, match="^--guide_model here is of another family than the model; give one of the"):
+        guided.guide_by(TextToImage(ControlledDiffusionModel(base.process, **parts), guided.tokenizer, 32), "here")
     with pytest.raises(ConfigError, match="a negative prompt is for the branch"):
         guided.generate("a", negative_prompt="red", **FEW)
     asked = {"prompt": "a", "negative_prompt": "red", "width": 32, "height": 32}
