@@ -82,7 +82,7 @@ def test_what_is_committed_says_what_it_is_of(path):
 
 
 def test_every_benchmark_writes_results():
-    helpers = {"results", "commands", "loaders", "photographs", "bare_spark"}
+    helpers = {"results", "commands", "loaders", "photographs", "bare_spark", "paired", "currency"}
     for path in BENCHMARKS.glob("*.py"):
         if path.stem not in helpers:
             text = path.read_text()

@@ -174,5 +174,5 @@ def test_the_identity_of_a_run_keeps_its_names():
         *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
         *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
         *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
-        *("optimizer", "muon_momentum", "muon_nesterov"),
+        *("optimizer", "muon_momentum", "muon_nesterov", "methods"),
     }

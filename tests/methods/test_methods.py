@@ -14,9 +14,11 @@ from ppldm.families.transformers import UVitConfig
 from ppldm.methods.base import attach_methods, list_methods, read_methods
 from ppldm.methods.contrastive_flow import ContrastiveFlow
 from ppldm.networks.model import Step
+from ppldm.networks.transformers.microdit import put_patches, take_patches
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
+from ppldm.weights.model_file import read_model_file
 
 NAMES = ["alignment", "contrastive_flow", "tread"]
 
@@ -176,6 +178,17 @@ def test_patches_go_around_the_inner_blocks(tiny, tmp_path, name):
     assert seen == [patches] * len(blocks)
 
 
+def test_patches_come_back_to_their_places():
+    rng = np.random.default_rng(0)
+    whole, new = rng.standard_normal((2, 9, 3), np.float32), rng.standard_normal((2, 4, 3), np.float32)
+    kept = np.stack([np.sort(rng.permutation(9)[:4]) for _ in range(2)])
+    expected = whole.copy()
+    np.put_along_axis(expected, kept[:, :, None], new, axis=1)
+    found = put_patches(*map(paddle.to_tensor, (whole, new, kept)))
+    assert (found.numpy() == expected).all()
+    assert (take_patches(found, paddle.to_tensor(kept)).numpy() == new).all()
+
+
 def test_what_is_trained_beside_the_networks_is_kept_and_not_exported(tiny, tmp_path):
     words = [*tiny.flags(tmp_path / "run", max_steps=2), "--methods", "alignment", "contrastive_flow"]
     run = prepare(*parse_arguments(words, True, get_family("ldm").Config))
@@ -185,6 +198,7 @@ def test_what_is_trained_beside_the_networks_is_kept_and_not_exported(tiny, tmp_
     for name, value in before.items():
         assert not (kept[f"alignment_projector.{name}"] == value).all()
     assert float(kept["contrastive_updates"][0]) == 2
+    assert read_model_file(tmp_path / "run/checkpoint-2").components["alignment_projector"].trained
     assert not list((tmp_path / "run/pipeline").glob("*projector*"))
     for folder in ("pipeline", "checkpoint-2"):
         drawn = load_pipeline(tmp_path / "run" / folder)
