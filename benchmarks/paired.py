@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-LOOKS = (3, 4, 6, 8)  # numbers of seeds after which a variant is judged
+LOOKS = (4, 6, 8)  # numbers of seeds after which a variant is judged
 ERROR = 0.05
 
 

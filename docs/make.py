@@ -11,6 +11,7 @@ So no figure, default or signature on the site can differ from its source.
 import ast
 import inspect
 import json
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -176,12 +177,34 @@ def stores(results):
     )
 
 
+def study(results):
+    """Differences of logarithms as shares, ratios as they are; in bold what is told apart from the plain recipe."""
+
+    def shown(found, form):
+        if found is None:
+            return ""
+        value, low, high = (form(math.exp(found[key])) for key in ("value", "low", "high"))
+        return f"**{value}** ({low} … {high})" if found["told_apart"] else f"{value} ({low} … {high})"
+
+    rows = [
+        (f"`{row['variant']}`", f"{row['rate']:g}", str(row["seeds"]), f"{row['loss']:.3f}",
+         shown(row.get("difference"), lambda one: f"{100 * (one - 1):+.1f} %"),
+         shown(row.get("samples"), "{:.2f}".format), f"{row['cost']:.2f}",
+         *(f"{100 * row['scores'][f'{split}.colour']:.0f} %" for split in ("seen", "held_out")))
+        for row in results["rows"]
+    ]  # fmt: skip
+    head = ("variant", "rate", "seeds", "loss", "difference", "samples to the plain loss", "CPU", "colour", "unseen")
+    itself = results["itself"]
+    beside = f"The plain recipe beside itself: {itself['told_apart']} of {itself['comparisons']} told apart."
+    return f"{table(head, rows)}\n\n{beside}"
+
+
 MEASURED = {
     **{"recipes-shapes-world": shapes_world, "train_step-12": train_step, "step_peers-amd": step_peers},
     **{
         made.__name__: made
         for made in (loader, train_step, step_peers, latents, latents_step, patch_masking, autoencoder, buckets, dedup)
-        + (select_rows, download, stores)
+        + (select_rows, download, stores, study)
     },
 }
 

@@ -81,7 +81,7 @@ def test_intervals_are_corrected_for_looks_and_variants():
     mean, low, high = paired.interval(values, 0.05 / len(paired.LOOKS))
     assert (alone["value"], alone["low"], alone["high"]) == (mean, low, high)
     assert among["low"] < low < high < among["high"]
-    assert alone["told_apart"] and paired.needs_more([1, -1, 1], 1) and not paired.needs_more([1.0, 1.01, 0.99], 1)
+    assert alone["told_apart"] and paired.needs_more([1, -1, 1, 2], 1) and not paired.needs_more([1.0, 1.01, 0.99, 1.0], 1)
 
 
 def test_a_look_takes_no_more_seeds_than_it_says():
@@ -146,15 +146,15 @@ def test_seeds_are_added_until_a_variant_is_told_apart(small):
     for variant, loss in (("plain", 0.5), ("other", 0.4)):
         for rate in study.RATES:
             write(variant, rate, study.TUNING_SEEDS[0], loss)
-        for seed in (1, 2, 3):
+        for seed in (1, 2, 3, 4):
             write(variant, study.RATES[0], seed, loss * (1 + 0.001 * seed * (variant == "other")))
     assert not [run for run in made.wanted() if run.variant == "other"]
     (row,) = [one for one in made.summary()["rows"] if one["variant"] == "other"]
     assert row["difference"]["told_apart"] and row["difference"]["value"] == pytest.approx(np.log(0.8), abs=0.01)
-    write("other", study.RATES[0], 3, 0.8)
+    write("other", study.RATES[0], 4, 0.8)
     made.found.clear()
     wanted = [run.seed for run in made.wanted() if run.variant == "other"]
-    assert wanted == [4]
+    assert wanted == [5, 6]
 
 
 def test_runs_of_other_flags_are_refused(small):
