@@ -122,7 +122,7 @@ def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights |
     for name in (name for name, place in places.items() if place and name not in components):
         ema = arguments.load_ema and name == arguments.denoiser
         components[name] = _open(arguments, places[name], (kinds[name],), ema=ema).component(kinds[name])
-    if arguments.latents_statistics:
+    if "vae" in components and arguments.latents_statistics:
         components["vae"].config = with_statistics(components["vae"].config, arguments.latents_statistics)
     for name in places:
         known = name in components
