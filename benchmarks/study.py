@@ -31,8 +31,8 @@ from ppldm.utils.files import write_json
 
 VARIANTS = Path(__file__).resolve().parent / "variants"
 PLAIN = "plain"
-RATES = (1.0, 2.0, 4.0)  # multiples of the plain recipe's
-TUNING_SEEDS = (101,)
+RATES = (2.0, 4.0)  # multiples of the plain recipe's
+TUNING_SEEDS = (101, 102)
 MEASUREMENTS = 17
 PROMPTS, DRAWING_STEPS, GUIDANCE = 64, 10, 4.0
 SCORES = ("colour", "everything")  # right in a picture of one object
@@ -181,7 +181,9 @@ class Study:
                    "scores": {name: float(np.mean([one["scores"][name] for _, one in pairs]))
                               for name in pairs[0][1]["scores"]}}  # fmt: skip
             if variant != PLAIN:
+                noisiest = [one["curve"][0] / plain["curve"][0] for plain, one in pairs]
                 row["difference"] = paired.judge(self.differences(variant), count)
+                row["noisiest"] = paired.judge(np.log(noisiest).tolist(), count)
                 row["samples"] = paired.judge(np.log(ratios).tolist(), count)
             rows.append(row)
         finals = [one["losses"][-1][1] for run, one in self.found.items()
@@ -258,13 +260,14 @@ def graded(model, world: Path, seed: int) -> dict:
 
 def table(summary: dict) -> str:
     """Markdown: a row for each variant; in bold what is told apart from the plain recipe."""
-    lines = [["variant", "rate", "seeds", "loss", "difference", "samples to the plain loss", "CPU",
+    lines = [["variant", "rate", "seeds", "loss", "difference", "samples to the plain loss", "at log-SNR -5", "CPU",
               *(f"{split} {name}" for split in ("seen", "held-out") for name in SCORES)]]  # fmt: skip
     lines.append(["---"] * len(lines[0]))
     for row in summary["rows"]:
         scores = [f"{row['scores'][f'{split}.{name}']:.0%}" for split in ("seen", "held_out") for name in SCORES]
         lines.append([f"`{row['variant']}`", f"{row['rate']:g}", str(row["seeds"]), f"{row['loss']:.4f}",
-                      show(row.get("difference")), show(row.get("samples"), ratio=True), f"{row['cost']:.2f}",
+                      show(row.get("difference")), show(row.get("samples"), ratio=True), show(row.get("noisiest")),
+                      f"{row['cost']:.2f}",
                       *scores])  # fmt: skip
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
     if (itself := summary["itself"]) is not None:

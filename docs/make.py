@@ -189,11 +189,23 @@ def study(results):
     rows = [
         (f"`{row['variant']}`", f"{row['rate']:g}", str(row["seeds"]), f"{row['loss']:.3f}",
          shown(row.get("difference"), lambda one: f"{100 * (one - 1):+.1f} %"),
-         shown(row.get("samples"), "{:.2f}".format), f"{row['cost']:.2f}",
+         shown(row.get("samples"), "{:.2f}".format),
+         shown(row.get("noisiest"), lambda one: f"{100 * (one - 1):+.1f} %"), f"{row['cost']:.2f}",
          *(f"{100 * row['scores'][f'{split}.colour']:.0f} %" for split in ("seen", "held_out")))
         for row in results["rows"]
     ]  # fmt: skip
-    head = ("variant", "rate", "seeds", "loss", "difference", "samples to the plain loss", "CPU", "colour", "unseen")
+    head = (
+        "variant",
+        "rate",
+        "seeds",
+        "loss",
+        "difference",
+        "samples to the plain loss",
+        "at log-SNR -5",
+        "CPU",
+        "colour",
+        "unseen",
+    )
     itself = results["itself"]
     beside = f"The plain recipe beside itself: {itself['told_apart']} of {itself['comparisons']} told apart."
     return f"{table(head, rows)}\n\n{beside}"

@@ -81,7 +81,9 @@ def test_intervals_are_corrected_for_looks_and_variants():
     mean, low, high = paired.interval(values, 0.05 / len(paired.LOOKS))
     assert (alone["value"], alone["low"], alone["high"]) == (mean, low, high)
     assert among["low"] < low < high < among["high"]
-    assert alone["told_apart"] and paired.needs_more([1, -1, 1, 2], 1) and not paired.needs_more([1.0, 1.01, 0.99, 1.0], 1)
+    assert (
+        alone["told_apart"] and paired.needs_more([1, -1, 1, 2], 1) and not paired.needs_more([1.0, 1.01, 0.99, 1.0], 1)
+    )
 
 
 def test_a_look_takes_no_more_seeds_than_it_says():
@@ -131,10 +133,11 @@ def small(tmp_path):
 
 def test_rates_come_first_on_seeds_of_their_own(small):
     made, write = small
-    assert {run.seed for run in made.wanted()} == set(study.TUNING_SEEDS) and len(made.wanted()) == 2 * len(study.RATES)
+    assert {run.seed for run in made.wanted()} == set(study.TUNING_SEEDS) and len(made.wanted()) == 4 * len(study.RATES)
     for variant in made.variants:
         for rate in study.RATES:
-            write(variant, rate, study.TUNING_SEEDS[0], loss=abs(rate - 2) + 0.1)
+            for seed in study.TUNING_SEEDS:
+                write(variant, rate, seed, loss=abs(rate - 2) + 0.1)
     assert made.rate_of("other") == 2 and made.pairs("other") == []
     wanted = made.wanted()
     assert {run.rate for run in wanted} == {2} and not {run.seed for run in wanted} & set(study.TUNING_SEEDS)
@@ -145,7 +148,8 @@ def test_seeds_are_added_until_a_variant_is_told_apart(small):
     made, write = small
     for variant, loss in (("plain", 0.5), ("other", 0.4)):
         for rate in study.RATES:
-            write(variant, rate, study.TUNING_SEEDS[0], loss)
+            for seed in study.TUNING_SEEDS:
+                write(variant, rate, seed, loss)
         for seed in (1, 2, 3, 4):
             write(variant, study.RATES[0], seed, loss * (1 + 0.001 * seed * (variant == "other")))
     assert not [run for run in made.wanted() if run.variant == "other"]
