@@ -23,10 +23,15 @@ def interval(values: Sequence[float], error: float = ERROR) -> tuple[float, floa
     return mean, mean - reach, mean + reach
 
 
+def look(seeds: int) -> int:
+    """How many of so many seeds the last look takes; all where there was none."""
+    return max((one for one in LOOKS if one <= seeds), default=seeds)
+
+
 def judge(differences: Sequence[float], variants: int) -> dict:
     """{"value", "low", "high", "told_apart"} of the differences of seeds in their order, at the last look that they
     allow, corrected for all looks and `variants`."""
-    count = max((look for look in LOOKS if look <= len(differences)), default=len(differences))
+    count = look(len(differences))
     mean, low, high = interval(differences[:count], ERROR / (len(LOOKS) * variants))
     return {"value": mean, "low": low, "high": high, "seeds": count, "told_apart": low > 0 or high < 0}
 

@@ -171,6 +171,7 @@ class Study:
         rows, count = [], len(self.variants) - 1
         for variant in self.variants:
             pairs = self.pairs(variant)
+            pairs = pairs if variant == PLAIN else pairs[: paired.look(len(pairs))]
             if not pairs:
                 continue
             ratios = [paired.samples_ratio(one["losses"], plain["losses"]) for plain, one in pairs]
