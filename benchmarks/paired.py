@@ -33,7 +33,7 @@ def judge(differences: Sequence[float], variants: int) -> dict:
     allow, corrected for all looks and `variants`."""
     count = look(len(differences))
     mean, low, high = interval(differences[:count], ERROR / (len(LOOKS) * variants))
-    return {"value": mean, "low": low, "high": high, "seeds": count, "told_apart": low > 0 or high < 0}
+    return {"value": mean, "low": low, "high": high, "seeds": count, "told_apart": bool(low > 0 or high < 0)}
 
 
 def needs_more(differences: Sequence[float], variants: int) -> bool:

@@ -154,6 +154,7 @@ def test_seeds_are_added_until_a_variant_is_told_apart(small):
             write(variant, study.RATES[0], seed, loss * (1 + 0.001 * seed * (variant == "other")))
     assert not [run for run in made.wanted() if run.variant == "other"]
     (row,) = [one for one in made.summary()["rows"] if one["variant"] == "other"]
+    assert json.loads(json.dumps(made.summary())) == made.summary()
     assert row["difference"]["told_apart"] and row["difference"]["value"] == pytest.approx(np.log(0.8), abs=0.01)
     write("other", study.RATES[0], 4, 0.8)
     made.found.clear()
