@@ -2,7 +2,7 @@
 
     loss + weight * mean over places of (1 - cos(projector(hidden), features))
 
-REPA (Yu et al. 2024, arXiv:2410.06940, equation 8) aligns to a network from outside (DINOv2; published: 17.5 times
+REPA (Yu et al. 2024, arXiv:2410.06940) aligns to a network from outside (DINOv2; published: 17.5 times
 faster than SiT, FID 1.42). Here the features are those of the frozen autoencoder that is there anyway, what the middle
 of its decoder makes of the clean latents (arXiv:2601.17830; published: as fast as such methods at 4 % more operations).
 As in iREPA (arXiv:2512.10794), the projector is a convolution, and features lose most of their mean over the picture.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .base import Method
 
-_MEAN_LOST = 0.6  # of the mean over the picture, as iREPA's spatial normalisation
+_MEAN_LOST = 0.6  # of the mean over the picture; ours: the authors' code takes any share, 1 by default
 _TAP = "alignment"
 
 
