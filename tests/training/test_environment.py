@@ -26,6 +26,7 @@ OF_THE_MODEL = {"model.lora_modules", "model.lora_components", "model.train_toke
 NO_SECRETS = {
     "compute.device", "compute.sharding", "compute.amp_custom_white_list", "compute.amp_custom_black_list",
     "data.bucket_ratios", "data.buckets", "data.layout", "run.accept_changes", "logging.profiler_options",
+    "model.methods",
 }  # fmt: skip
 PLAIN = {
     "optimizer": {"learning_rate": 1e-3},
@@ -145,7 +146,7 @@ def test_every_text_among_the_settings_is_tried_or_is_no_secret():
              if isinstance(values, dict) for name, value in values.items() if "${" in str(value)}  # fmt: skip
     options = [one for config in (get_family("ldm").Config, TOY.Config) for one in schema_of(config).values()]
     texts = {one.key for one in options if one.type is str and not one.choices}
-    models = {"model.unet_name_or_path", "model.pretrained_text_encoder_name"}  # as model.vae_name_or_path
+    models = {"model.unet_name_or_path", "model.pretrained_text_encoder_name", "model.latents_statistics"}  # as the VAE
     assert texts - tried == OF_THE_MODEL | NO_SECRETS | models
 
 
