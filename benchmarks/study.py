@@ -55,7 +55,7 @@ class Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default="study", help="folder of the runs")
-    parser.add_argument("--world", type=Path, default="shapes_world", help="what docs/recipes/time-to-quality.md makes")
+    parser.add_argument("--world", type=Path, default="shapes_world", help="what docs/recipes/ablations.md makes")
     parser.add_argument("--variants", nargs="+", help="only these; by default all")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so many")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, each on one core")

@@ -34,8 +34,10 @@ class ContrastiveFlow(Method):
         return {}
 
     def term(self, model, step):
-        mean = model.contrastive_mean.reshape([1, -1, 1, 1])
-        other = model.process.target(mean, 0.0, step.scales)
+        import paddle
+
+        mean = model.contrastive_mean.reshape([1, -1, 1, 1]).expand_as(step.latents)
+        other = step.seen(model.process.target(mean, paddle.zeros_like(mean), step.scales))
         return -self.weight * (step.predicted - other).square().mean()
 
     def num_sums(self, model):

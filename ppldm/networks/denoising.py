@@ -130,7 +130,7 @@ class DenoisingModel(Model):
             value = (weights * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])).mean()
         if not (self.methods and self.training):
             return Loss(value, errors, levels)
-        step = Step(latents, noise, scales, predicted, target)
+        step = Step(latents, noise, scales, predicted, target, seen or (lambda whole: whole))
         terms = [term for method in self.methods if (term := method.term(self, step)) is not None]
         told = [method.sums(self, step) for method in self.methods if method.num_sums(self)]
         return Loss(paddle.add_n([value, *terms]), errors, levels, paddle.concat(told) if told else None)

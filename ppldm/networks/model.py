@@ -29,13 +29,15 @@ class Loss(NamedTuple):
 
 class Step(NamedTuple):
     """What a method may look at, of B samples: latents and noise [B, C, h, w], the scales (a, s) [B, 1, 1, 1] of x_t =
-    a x_0 + s noise, and what the network predicted, float32 like its target, of all places or of those that count."""
+    a x_0 + s noise, and what the network predicted, float32 like its target, of all places or of those that count;
+    seen: of [B, C, h, w] the same places."""
 
     latents: paddle.Tensor
     noise: paddle.Tensor
     scales: tuple
     predicted: paddle.Tensor
     target: paddle.Tensor
+    seen: Callable
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,7 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"unet_config_file": None, "transformer_config_file": tiny.config("microdit"), "patch_masking": 0.5},
             **{"text_encoder_config_file": tiny.config("clip"), "recompute": True, "prediction_type": "flow"},
             **{"empty_caption": "zeros", "use_ema": True, "train_text_encoder": True, "optimizer": "muon"},
+            "methods": ("contrastive_flow",),
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]

@@ -14,7 +14,7 @@ from ppldm.families.transformers import UVitConfig
 from ppldm.methods.base import attach_methods, list_methods, read_methods
 from ppldm.methods.contrastive_flow import ContrastiveFlow
 from ppldm.networks.model import Step
-from ppldm.networks.transformers.microdit import put_patches, take_patches
+from ppldm.networks.transformers.microdit import Grid, put_patches, take_patches
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
@@ -38,7 +38,14 @@ def step_of(model, seed=0, batch=4, latents=None):
     latents = paddle.to_tensor(other) if latents is None else latents
     scales = model.process.scales(levels)
     noise = paddle.to_tensor(noise)
-    return Step(latents, noise, scales, paddle.to_tensor(predicted), model.process.target(latents, noise, scales))
+    return Step(
+        latents,
+        noise,
+        scales,
+        paddle.to_tensor(predicted),
+        model.process.target(latents, noise, scales),
+        lambda whole: whole,
+    )
 
 
 def test_these_are_known():
@@ -105,6 +112,22 @@ def test_contrastive_flow_is_the_mean_over_all_pairs(tiny, kind):
     other = one._replace(predicted=step_of(model, seed=2).predicted)
     found = float(method.term(model, one) - method.term(model, other))
     assert found == pytest.approx(over_pairs(one) - over_pairs(other), rel=1e-4)
+
+
+def test_contrast_is_between_the_same_patches(tiny):
+    """Of a masked transformer what counts are patches, [B, K, 1, C p p]: a mean over them, like the loss."""
+    model, method = attached(tiny, "contrastive_flow", prediction_type="v_prediction"), ContrastiveFlow()
+    model.contrastive_mean.set_value(np.float32([1, 2, 3, 4]))
+    grid, kept = Grid(2, 2, 2), paddle.to_tensor([[0, 3], [1, 2]])
+
+    def seen(whole):
+        return take_patches(grid.split(whole), kept).unsqueeze(2)
+
+    whole = step_of(model, batch=2)
+    other = -whole.scales[1] * paddle.to_tensor(np.float32([1, 2, 3, 4])).reshape([1, 4, 1, 1]).expand([2, 4, 4, 4])
+    expected = -method.weight * float((seen(whole.predicted) - seen(other)).square().mean())
+    step = whole._replace(predicted=seen(whole.predicted), target=seen(whole.target), seen=seen)
+    assert float(method.term(model, step)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("cut", [[8], [4, 4], [1, 3, 4]])
