@@ -28,9 +28,8 @@ class Loss(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a method may look at, of B samples: latents and noise [B, C, h, w], the scales (a, s) [B, 1, 1, 1] of x_t =
-    a x_0 + s noise, and what the network predicted, float32 like its target, of all places or of those that count;
-    seen: of [B, C, h, w] the same places."""
+    """What a method may look at: latents, noise [B, C, h, w], scales (a, s) [B, 1, 1, 1] of x_t = a x_0 + s noise,
+    and what was predicted, float32 like its target, of the places that count, which `seen` takes of [B, C, h, w]."""
 
     latents: paddle.Tensor
     noise: paddle.Tensor
@@ -94,8 +93,7 @@ class Model(nn.Layer):
 
     @property
     def components(self) -> dict[str, Component]:
-        """The networks, and what methods train; with adapters these too, which are then all that is trained, in
-        float32."""
+        """The networks, and what methods train; with adapters these too, in float32, and nothing else is trained."""
         networks = self.networks | {name: Component(part, trained=True) for name, part in self.method_parts.items()}
         if not self.adapters:
             return networks
