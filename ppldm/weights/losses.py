@@ -1,7 +1,8 @@
-"""The networks that an autoencoder's loss is made with: LPIPS and the discriminator, read from files or made anew.
+"""The networks that a loss is made with, read from files, or made anew: LPIPS, the discriminator, DINOv2.
 
 LPIPS has the names of torchvision's VGG16 with the lpips package's linear layers, of that package, torch-fidelity, a
-.ckpt of CompVis, or ours; the discriminator is in a .ckpt of CompVis, a checkpoint of ours, or a file of its own.
+.ckpt of CompVis, or ours; the discriminator is in a .ckpt of CompVis, a checkpoint of ours, or a file of its own;
+DINOv2 has Meta's names, or transformers', and its sizes follow from the shapes of its weights.
 Paddle's own names of parameters have a prefix here: those of the autoencoder stay.
 """
 
@@ -12,13 +13,14 @@ import numpy as np
 import paddle
 
 from ..networks.build import init_network
+from ..networks.dinov2 import HEAD, Dinov2
 from ..networks.losses import WIDTHS, Lpips, PatchDiscriminator
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
 from .components import STATISTICS
 from .fetch import RANDOM
 from .fill import fill_layer
-from .formats.files import read_arrays
+from .formats.files import read_arrays, read_component_arrays
 
 _SUFFIXES = (".safetensors", ".pdparams", ".pth", ".pt", ".bin", ".ckpt")
 _LPIPS_NAMES = {
@@ -28,6 +30,16 @@ _LPIPS_NAMES = {
         (r"lins?\.?(\d)\.(?:model\.\d\.)?weight$", r"lins.\1.weight"),
     )
 }
+_DINOV2_NAMES = (
+    (r"^embeddings\.", ""),
+    (r"^encoder\.layer\.", "blocks."),
+    (r"^position_embeddings$", "pos_embed"),
+    (r"^patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^layernorm\.", "norm."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+)
+_THIRDS = ("query", "key", "value")
 _DISCRIMINATOR_NAME = re.compile(r"^(?:(?:loss\.)?discriminator\.)?(main\.\d+\.)(\w+)$")
 
 
@@ -60,6 +72,40 @@ def load_discriminator(path, channels: int, layers: int, seed: int) -> PatchDisc
         layer = PatchDiscriminator(len(first), convolutions - 2, norm)
     fill_layer(layer, arrays, path, "a discriminator of their size")
     return layer
+
+
+def load_dinov2(path) -> Dinov2:
+    """That of a file, or of a folder. Raises ModelError."""
+    arrays = rename_dinov2(read_component_arrays(Path(path).expanduser()))
+    layer = build_dinov2(arrays, path)
+    fill_layer(layer, arrays, path, "a DINOv2 of their size")
+    return layer
+
+
+def build_dinov2(arrays: dict[str, np.ndarray], source) -> Dinov2:
+    """A network of the size that weights under Meta's names have. Raises ModelError."""
+    shapes = [arrays.get(name, np.empty(0)).shape for name in ("cls_token", "pos_embed", "patch_embed.proj.weight")]
+    if [len(shape) for shape in shapes] != [3, 3, 4] or shapes[0][-1] % HEAD:
+        raise ModelError(f"{source} holds no DINOv2; give Meta's file of its weights or transformers' folder")
+    depth = len({name.split(".")[1] for name in arrays if name.startswith("blocks.")})
+    registers = arrays.get("register_tokens", np.empty((1, 0))).shape[1]
+    with paddle.utils.unique_name.guard("dinov2_"):
+        return Dinov2(shapes[0][-1], depth, shapes[2][-1], shapes[1][1], registers)
+
+
+def rename_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The weights under Meta's names, in Paddle's orientation, without the mask that only training needs."""
+    renamed = {}
+    for name, array in arrays.items():
+        for pattern, ours in _DINOV2_NAMES:
+            name = re.sub(pattern, ours, name)
+        renamed[name] = array
+    for name in [name for name in renamed if ".attention.attention.query." in name]:
+        thirds = [renamed.pop(name.replace("query", third), np.empty(0)) for third in _THIRDS]
+        if len({third.shape for third in thirds}) == 1:
+            renamed[name.replace("attention.attention.query", "attn.qkv")] = np.concatenate(thirds, -1)
+    renamed.pop("mask_token", None)
+    return renamed
 
 
 def _lpips_name(name: str) -> str | None:

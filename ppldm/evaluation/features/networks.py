@@ -7,12 +7,7 @@ leave out the padding, the last block's pool is a maximum, batch norm has an eps
 are read under the names of pytorch-fid and torch-fidelity, of PaddleGAN (other statistics of batch norm), and of
 paddle.vision, which PaddleNLP's file has.
 
-DINOv2 (Oquab et al. 2023, arXiv:2304.07193): the class token of a vision transformer, behind its last norm.
-
-Weights are read under Meta's names and transformers', of ViT-S, B and L, with register tokens (Darcet et al. 2023,
-arXiv:2309.16588) or without. Sizes follow from their shapes; heads have 64 numbers. Tables of positions, for 37 x 37
-patches, are resized to 16 x 16 as Meta's code does: bicubic at a scale of 16.1 / 37 (transformers' code takes 16 / 37),
-and with register tokens by a bicubic filter that does not alias.
+DINOv2 (`networks.dinov2`): its class token.
 
 CLIP (Radford et al. 2021, arXiv:2103.00020): embeddings of pictures and of texts in one space, each of length 1.
 
@@ -20,14 +15,12 @@ Read from a folder of transformers, PaddleNLP or ppdiffusers: config.json, the w
 projections, and a tokenizer beside them or in tokenizer/. Texts are tokenized by ppldm's own tokenizer.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import paddle
 from paddle import nn
-from paddle.nn.functional import scaled_dot_product_attention
 from paddle.vision.models import InceptionV3
 
 from ...data.text.tokenizer import ClipTokenizer
@@ -37,12 +30,12 @@ from ...networks.cpu_operators.layers import use_cpu_operators
 from ...utils.errors import ModelError
 from ...utils.files import read_json_object
 from ...utils.log import get_logger
-from ...utils.pictures import bicubic_filter
 from ...weights.components import ComponentWeights
 from ...weights.configs import complete_config
 from ...weights.fetch import RANDOM
 from ...weights.fill import fill_layer
 from ...weights.formats.files import read_component_arrays, within_file
+from ...weights.losses import load_dinov2 as read_dinov2
 from ...weights.losses import load_lpips
 from ...weights.source import open_model
 from .base import BATCH_SIZE, Convention, FeatureNetwork, layer_digest, network_of
@@ -59,17 +52,7 @@ _INCEPTION_NAMES = (
     (".running_var", "._variance"),
 )
 _UNUSED = ("fc.", "AuxLogits.")  # the classifiers
-_DINOV2_SIDE, _HEAD = 224, 64
-_DINOV2_NAMES = (
-    (r"^embeddings\.", ""),
-    (r"^encoder\.layer\.", "blocks."),
-    (r"^position_embeddings$", "pos_embed"),
-    (r"^patch_embeddings\.projection\.", "patch_embed.proj."),
-    (r"^layernorm\.", "norm."),
-    (r"\.attention\.output\.dense\.", ".attn.proj."),
-    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
-)
-_THIRDS = ("query", "key", "value")
+_DINOV2_SIDE = 224
 
 
 def load_inception(path: Path, convention: Convention) -> FeatureNetwork:
@@ -111,109 +94,9 @@ def rename_inception(arrays: dict[str, np.ndarray], source) -> dict[str, np.ndar
     return renamed
 
 
-class Dinov2(nn.Layer):
-    """The vision transformer, under Meta's names. Pictures, float32 [N, 3, S, S], to class tokens [N, width]."""
-
-    def __init__(self, width: int, depth: int, patch: int, positions: int, registers: int):
-        super().__init__()
-        self.cls_token = self.create_parameter([1, 1, width])
-        self.pos_embed = self.create_parameter([1, positions, width])
-        if registers:
-            self.register_tokens = self.create_parameter([1, registers, width])
-        self.patch_embed = nn.Layer()
-        self.patch_embed.proj = nn.Conv2D(3, width, patch, patch)
-        self.blocks = nn.LayerList([_Block(width) for _ in range(depth)])
-        self.norm = nn.LayerNorm(width, epsilon=1e-6)
-        self.num_registers = registers
-
-    def forward(self, pictures):
-        patches = self.patch_embed.proj(pictures)
-        count, width, side = patches.shape[:3]
-        patches = patches.flatten(2).transpose([0, 2, 1])
-        first = self.cls_token.expand([count, 1, width])
-        tokens = paddle.concat([first, patches], 1) + resize_positions(self.pos_embed, side, self.num_registers > 0)
-        if self.num_registers:
-            registers = self.register_tokens.expand([count, self.num_registers, width])
-            tokens = paddle.concat([tokens[:, :1], registers, tokens[:, 1:]], 1)
-        for block in self.blocks:
-            tokens = block(tokens)
-        return self.norm(tokens[:, 0])
-
-
-class _Block(nn.Layer):
-    def __init__(self, width: int):
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(width, epsilon=1e-6), nn.LayerNorm(width, epsilon=1e-6)
-        self.ls1, self.ls2 = nn.Layer(), nn.Layer()
-        for scale in (self.ls1, self.ls2):
-            scale.gamma = scale.create_parameter([width])
-        self.attn, self.mlp = nn.Layer(), nn.Layer()
-        self.attn.qkv, self.attn.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp.fc1, self.mlp.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, tokens):
-        count, length, width = tokens.shape
-        shape = [count, length, 3, width // _HEAD, _HEAD]
-        query, key, value = self.attn.qkv(self.norm1(tokens)).reshape(shape).unbind(2)
-        attended = scaled_dot_product_attention(query, key, value).reshape([count, length, width])
-        tokens = tokens + self.attn.proj(attended) * self.ls1.gamma
-        return tokens + self.mlp.fc2(nn.functional.gelu(self.mlp.fc1(self.norm2(tokens)))) * self.ls2.gamma
-
-
 def load_dinov2(path: Path, convention: Convention) -> FeatureNetwork:
-    arrays = rename_dinov2(read_component_arrays(path))
-    layer = build_dinov2(arrays, path)
-    fill_layer(layer, arrays, path, "a DINOv2 of their size")
-    return network_of("dinov2", layer, arrays["cls_token"].shape[-1], convention, _DINOV2_SIDE)
-
-
-def build_dinov2(arrays: dict[str, np.ndarray], source) -> Dinov2:
-    """A network of the size that weights under Meta's names have. Raises ModelError."""
-    shapes = [arrays.get(name, np.empty(0)).shape for name in ("cls_token", "pos_embed", "patch_embed.proj.weight")]
-    if [len(shape) for shape in shapes] != [3, 3, 4] or shapes[0][-1] % _HEAD:
-        raise ModelError(f"{source} holds no DINOv2; give Meta's file of its weights or transformers' folder")
-    depth = len({name.split(".")[1] for name in arrays if name.startswith("blocks.")})
-    registers = arrays.get("register_tokens", np.empty((1, 0))).shape[1]
-    return Dinov2(shapes[0][-1], depth, shapes[2][-1], shapes[1][1], registers)
-
-
-def rename_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The weights under Meta's names, in Paddle's orientation, without the mask that only training needs."""
-    renamed = {}
-    for name, array in arrays.items():
-        for pattern, ours in _DINOV2_NAMES:
-            name = re.sub(pattern, ours, name)
-        renamed[name] = array
-    for name in [name for name in renamed if ".attention.attention.query." in name]:
-        thirds = [renamed.pop(name.replace("query", third), np.empty(0)) for third in _THIRDS]
-        if len({third.shape for third in thirds}) == 1:
-            renamed[name.replace("attention.attention.query", "attn.qkv")] = np.concatenate(thirds, -1)
-    renamed.pop("mask_token", None)
-    return renamed
-
-
-def resize_positions(table, side: int, filtered: bool):
-    """The position embeddings [1, 1 + n^2, width] for [1, 1 + side^2, width]; the first is the class token's."""
-    old = round((table.shape[1] - 1) ** 0.5)
-    if old == side:
-        return table
-    matrix = paddle.to_tensor(bicubic_filter(old, side) if filtered else _cubic(old, side))
-    grid = table[:, 1:].reshape([old, old, -1])
-    resized = paddle.einsum("yi,xj,ijc->yxc", matrix, matrix, grid)
-    return paddle.concat([table[:, :1], resized.reshape([1, side * side, -1])], 1)
-
-
-def _cubic(old: int, new: int, offset: float = 0.1) -> np.ndarray:
-    """float32 [new, old]: cubic interpolation (a = -0.75) along one axis at a scale of (new + offset) / old, between
-    the four nearest of each position; beyond the ends they are repeated."""
-    centres = (np.arange(new) + 0.5) * old / (new + offset) - 0.5
-    matrix = np.zeros((new, old))
-    for step in range(-1, 3):
-        near = np.floor(centres) + step
-        x = np.abs(centres - near)
-        inner, outer = (1.25 * x - 2.25) * x * x + 1, ((-0.75 * x + 3.75) * x - 6) * x + 3
-        np.add.at(matrix, (np.arange(new), near.clip(0, old - 1).astype(int)), np.where(x <= 1, inner, outer))
-    return matrix.astype(np.float32)
+    layer = read_dinov2(path)
+    return network_of("dinov2", layer, layer.config["width"], convention, _DINOV2_SIDE)
 
 
 class ClipNetwork(FeatureNetwork):

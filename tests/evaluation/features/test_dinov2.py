@@ -7,11 +7,11 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.evaluation.features import networks
 from ppldm.evaluation.features.base import load_features
-from ppldm.evaluation.features.networks import rename_dinov2, resize_positions
+from ppldm.networks.dinov2 import _cubic, resize_positions
 from ppldm.utils.errors import ModelError
 from ppldm.utils.pictures import bicubic_filter
+from ppldm.weights.losses import load_dinov2, rename_dinov2
 
 PICTURES = [np.random.default_rng(i).integers(0, 256, (300 + i, 270, 3), np.uint8) for i in range(3)]
 SIZES = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -81,6 +81,27 @@ def test_vit_s_14_in_its_true_shape(tmp_path):
     compare(tmp_path, make(hidden_size=384, num_attention_heads=6))
 
 
+@pytest.mark.needs("parity")
+@pytest.mark.parametrize("with_registers", [False, True])
+@pytest.mark.parametrize("size", [(64, 96), (32, 32)])
+def test_features_of_places_are_those_of_transformers(with_registers, size, tmp_path):
+    """The grid of their positions is here as large as the pictures', so that nothing resizes it but another shape."""
+    import torch
+
+    model = make(with_registers, **SIZES, image_size=14 * size[0] // 16)
+    model.save_pretrained(tmp_path)
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 3, size[0], size[0]), np.uint8)
+    resized = torch.nn.functional.interpolate(torch.tensor(pictures) / 255, 14 * size[0] // 16, mode="bicubic")
+    mean, std = (torch.tensor(one).reshape(3, 1, 1) for one in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    with torch.no_grad():
+        found = model((resized - mean) / std).last_hidden_state
+    expected = found[:, 1 + 4 * with_registers :].permute(0, 2, 1).reshape(2, -1, size[0] // 16, size[0] // 16)
+    network = load_dinov2(tmp_path).eval()
+    np.testing.assert_allclose(network.features(paddle.to_tensor(pictures)).numpy(), expected, rtol=0, atol=1e-4)
+    wide = np.random.default_rng(0).integers(0, 256, (1, 3, *size), np.uint8)
+    assert network.features(paddle.to_tensor(wide)).shape[2:] == [side // 16 for side in size]
+
+
 @pytest.mark.parametrize("filtered", [False, True])
 def test_positions_are_resized_as_by_pytorch(filtered):
     needs.need("parity")
@@ -90,13 +111,13 @@ def test_positions_are_resized_as_by_pytorch(filtered):
     grid = torch.tensor(table[:, 1:].reshape(1, 37, 37, 5)).permute(0, 3, 1, 2)
     how = {"size": (16, 16), "antialias": True} if filtered else {"scale_factor": (16.1 / 37, 16.1 / 37)}
     expected = torch.nn.functional.interpolate(grid, mode="bicubic", **how).permute(0, 2, 3, 1).numpy()
-    resized = resize_positions(paddle.to_tensor(table), 16, filtered).numpy()
+    resized = resize_positions(paddle.to_tensor(table), [16, 16], filtered).numpy()
     assert (resized[:, 0] == table[:, 0]).all()
     np.testing.assert_allclose(resized[:, 1:].reshape(1, 16, 16, 5), expected, rtol=0, atol=2e-5)
-    assert resize_positions(table, 37, filtered) is table
+    assert resize_positions(table, [37, 37], filtered) is table
 
 
-@pytest.mark.parametrize("matrix", [networks._cubic, bicubic_filter])
+@pytest.mark.parametrize("matrix", [_cubic, bicubic_filter])
 def test_a_table_of_equal_positions_stays_so(matrix):
     np.testing.assert_allclose(matrix(37, 16).sum(1), 1, rtol=1e-5)
 
