@@ -15,7 +15,7 @@ ALLOWED = {
     "diffusion": {"methods.cfg_zero", "methods.guidance_interval", "config", "utils"},
     "networks": {"diffusion", "config", "utils"},
     "weights": {"families.base", "networks", "diffusion", "config", "utils"},
-    "methods": {"weights.components", "networks", "diffusion", "data", "config", "utils"},
+    "methods": {"weights.components", "weights.losses", "networks", "diffusion", "data", "config", "utils"},
     "families": {"methods", "networks", "weights", "diffusion", "data", "config", "utils"},
     "cache": {"families.settings", "networks", "weights", "data", "config", "utils"},
     "inference": {"families", "cache", "methods", "networks", "weights", "diffusion", "data", "config", "utils"},

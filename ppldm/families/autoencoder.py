@@ -28,6 +28,7 @@ _loss = partial(option, section="model", identity=True)
 _NEW_VAE = Needs("--vae_name_or_path, which brings its own config", lambda given: not given.vae_name_or_path, True)
 _PERCEPTUAL = Needs("--perceptual_weight above 0", lambda given: given.perceptual_weight > 0)
 _ADVERSARIAL = Needs("--adversarial_weight above 0", lambda given: given.adversarial_weight > 0)
+_ALIGNED = Needs("--alignment_features", lambda given: given.alignment_features)
 
 
 @dataclass(kw_only=True)
@@ -105,9 +106,19 @@ class AutoencoderConfig(ReconstructionSettings):
     kl_weight: NotNegative = _loss(1e-6)
     "Weight of the KL divergence, in nats a picture, against the summed error of its pixels."
 
+    alignment_features: str | None = _model(None, kind="file")
+    """DINOv2, a file or folder: latents learn to be like its features, with which they are easier to generate
+    (VA-VAE)."""
+    alignment_weight: Positive = _loss(0.1, needs=_ALIGNED)
+    "Weight of this alignment beside its adaptive one."
+
     def check(self) -> None:
-        """Also that there is an encoder to keep."""
+        """Also that there is an encoder to keep, and one that learns where latents are aligned."""
         super().check()
+        if self.alignment_features and self.train_decoder_only:
+            raise ConfigError("--alignment_features is for an encoder that learns; omit --train_decoder_only")
+        if self.alignment_features and not Path(self.alignment_features).expanduser().exists():
+            raise ConfigError(f"--alignment_features {self.alignment_features} is not there; give a file or a folder")
         if self.train_decoder_only and self.vae_name_or_path is None:
             raise ConfigError("--train_decoder_only needs a trained encoder; give --vae_name_or_path")
 
@@ -118,8 +129,11 @@ class Autoencoder(Family):
     whose: ClassVar[str] = "the VAE's"
     plural = "autoencoders"
     Config = AutoencoderConfig
-    components: ClassVar = {"vae": "vae", "discriminator": "PatchDiscriminator", "lpips": "Lpips"}
-    optional = ("discriminator", "lpips")
+    components: ClassVar = {
+        **{"vae": "vae", "discriminator": "PatchDiscriminator", "lpips": "Lpips"},
+        **{"dinov2": "Dinov2", "alignment": "LatentAlignment"},
+    }
+    optional = ("discriminator", "lpips", "dinov2", "alignment")
     unsupported = ("fp16", "recompute", "to_static")
     half_precision_levels = ("O1",)
     export_folder = "vae"
@@ -137,7 +151,7 @@ class Autoencoder(Family):
             )
 
     def unsaved(self, config) -> tuple[str, ...]:
-        return ("lpips",)
+        return ("lpips", "dinov2")
 
     def exported(self, config) -> tuple[str, ...]:
         return (config.network,)
@@ -151,6 +165,13 @@ class Autoencoder(Family):
             found["discriminator"] = Component(sizes, trained=True)
         if config.perceptual_weight:
             found["lpips"] = Component({}, trained=False)
+        if features := getattr(config, "alignment_features", None):
+            from ..weights.losses import load_dinov2
+
+            sizes = load_dinov2(features).config
+            found["dinov2"] = Component(sizes, trained=False)
+            joint = {"channels": own["latent_channels"], "features": sizes["width"]}
+            found["alignment"] = Component(joint, trained=True)
         return found
 
     def build(self, config: AutoencoderConfig, data, seed: int):
@@ -159,7 +180,7 @@ class Autoencoder(Family):
 
         from ..networks.build import build_network
         from ..weights.fill import fill_component
-        from ..weights.losses import load_discriminator, load_lpips
+        from ..weights.losses import load_alignment, load_discriminator, load_lpips
         from ..weights.source import read_component
 
         with paddle.utils.unique_name.guard():
@@ -174,7 +195,9 @@ class Autoencoder(Family):
         if config.adversarial_weight:
             sizes = (config.discriminator_channels, config.discriminator_layers)
             discriminator = load_discriminator(config.discriminator_weights, *sizes, seed)
-        return self.objective(network, config, lpips, discriminator)
+        features = getattr(config, "alignment_features", None)
+        aligned = load_alignment(features, network.config.latent_channels, seed) if features else ()
+        return self.objective(network, config, lpips, discriminator, *aligned)
 
     def objective(self, vae, *parts):
         """The model to train, of its network, its settings and the networks of its loss."""

@@ -141,7 +141,7 @@ def check_family(config, data, arguments) -> None:
     family = get_family(config.family)
     unsupported = dict.fromkeys(family.unsupported, family.plural)
     for method in config.chosen_methods() if hasattr(config, "chosen_methods") else ():
-        unsupported |= dict.fromkeys(method.unsupported, f"--methods {method.name}")
+        unsupported |= dict.fromkeys(method.unsupported(config), f"--methods {method.name}")
     for name, whose in unsupported.items():
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for {whose}; omit it")

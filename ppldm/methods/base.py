@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 
 class Method:
-    """Base of all methods: it does nothing. denoisers: the components whose networks it can look into; () for all.
-    unsupported: settings of the training beside which it cannot be."""
+    """Base of all methods: it does nothing. denoisers: the components whose networks it can look into; () for all."""
 
     denoisers: ClassVar[tuple[str, ...]] = ()
-    unsupported: ClassVar[tuple[str, ...]] = ()
 
     @property
     def name(self) -> str:
@@ -33,6 +31,10 @@ class Method:
 
     def problem(self, config) -> str | None:
         """What is wrong with the options beside a family's settings, and what to do; None where nothing is."""
+
+    def unsupported(self, config) -> tuple[str, ...]:
+        """The settings of a training beside which it cannot be, of a family with these settings."""
+        return ()
 
     def inputs(self, model) -> dict[str, Input]:
         """What else a batch must hold, by names that no model has; `taps` has it in a step."""

@@ -13,6 +13,19 @@ def keep_output(layer: nn.Layer, taps: dict, name: str) -> None:
     layer.register_forward_post_hook(lambda _, given, made: taps.__setitem__(name, made))
 
 
+def width_of(transformer: nn.Layer) -> int:
+    """Numbers of a token."""
+    config = transformer.config
+    return config["dim"] if "dim" in config else config["num_attention_heads"] * config["attention_head_dim"]
+
+
+def blocks_of(network: nn.Layer) -> tuple[list, int]:
+    """(the blocks of a transformer in their order, how many tokens stand before the patches)."""
+    if hasattr(network, "in_blocks"):  # a UViT
+        return [*network.in_blocks, network.mid_block, *network.out_blocks], network.extras
+    return list(network.transformer_blocks if hasattr(network, "transformer_blocks") else network.blocks), 0
+
+
 class Projector(nn.Sequential):
     """Hidden states [B, width, h, w] to features [B, features, h, w]: one convolution of 3 x 3."""
 

@@ -25,7 +25,9 @@ class Tread(Method):
     rate: float = 0.5
     ends: int = 1
     denoisers = ("transformer",)
-    unsupported = ("recompute", "to_static")  # a block that is computed again would join patches of another pass
+
+    def unsupported(self, config):
+        return ("recompute", "to_static")  # a block that is computed again would join patches of another pass
 
     def problem(self, config):
         if getattr(config, "patch_masking", 0):
@@ -44,9 +46,10 @@ class Tread(Method):
 
     def attach(self, model, seed):
         from ..networks.transformers.microdit import put_patches, take_patches
+        from .parts import blocks_of
 
         network, taps = model.transformer, model.taps
-        blocks, extras = _blocks_of(network)
+        blocks, extras = blocks_of(network)
         if len(blocks) <= 2 * self.ends:
             raise ConfigError(f"--methods tread:ends={self.ends} leaves none of the transformer's {len(blocks)} blocks "
                               "to go around; lower ends")  # fmt: skip
@@ -67,13 +70,6 @@ class Tread(Method):
         blocks[self.ends].register_forward_pre_hook(leave)
         blocks[-1 - self.ends].register_forward_post_hook(join)
         return {}
-
-
-def _blocks_of(network) -> tuple[list, int]:
-    """(the blocks in their order, how many tokens stand before the patches)."""
-    if hasattr(network, "in_blocks"):  # a UViT
-        return [*network.in_blocks, network.mid_block, *network.out_blocks], network.extras
-    return list(network.transformer_blocks if hasattr(network, "transformer_blocks") else network.blocks), 0
 
 
 def _behind(extras: int, tokens, change):

@@ -20,21 +20,31 @@ class AutoencoderObjective(Model):
     standard normal, in nats a picture over (3 H W), plus with an `lpips` `perceptual_weight` times its distance: the
     published LDM autoencoders' loss over the number of pixel values. With a `discriminator`, from update
     `adversarial_start`, in training mode, come `adversarial_weight` times the balance (`losses`) times - mean
-    D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder. settings: a
-    `ReconstructionSettings`, which has these. `decoder_only`: the encoder stays as it is. network: the name of what is
-    trained; scale: the setting that brings its latents to unit variance; replaced: those that did so before."""
+    D(reconstruction), without a gradient for D, and the hinge loss of D, without one for the autoencoder. With a
+    `dinov2`, in training mode, comes `alignment_weight` times a balance times the `alignment` of latents to it.
+    settings: a `ReconstructionSettings`, which has these. `decoder_only`: the encoder stays as it is. network: the name
+    of what is trained; scale: the setting that brings its latents to unit variance; replaced: those that did so
+    before."""
 
-    unsaved = ("lpips",)
+    unsaved = ("lpips", "dinov2")
     network = "vae"
     scale = "scaling_factor"
     replaced: tuple[str, ...] = ("shift_factor", "latents_mean", "latents_std")
 
     def __init__(
-        self, network: nn.Layer, settings, lpips: nn.Layer | None = None, discriminator: nn.Layer | None = None
+        self,
+        network: nn.Layer,
+        settings,
+        lpips: nn.Layer | None = None,
+        discriminator: nn.Layer | None = None,
+        dinov2: nn.Layer | None = None,
+        alignment: nn.Layer | None = None,
     ):
         super().__init__()
         setattr(self, self.network, network)
-        self.settings, self.lpips, self.discriminator = settings, lpips, discriminator
+        self.settings, self.lpips, self.dinov2, self.alignment = settings, lpips, dinov2, alignment
+        self.discriminator = discriminator  # behind what learns earlier: in this order Paddle takes moments from a file
+        self._squares = {"decoded": 0.0, "aligned": 0.0}  # of gradients of latents, by what was made of them
         self.decoder_only = getattr(settings, "train_decoder_only", False)
         self.balance = GradientBalance() if discriminator else None
         leave_to_paddle(self.last_layer)
@@ -51,6 +61,9 @@ class AutoencoderObjective(Model):
             found["discriminator"] = Component(self.discriminator, True, "discriminator", **starts)
         if self.lpips:
             found["lpips"] = Component(self.lpips, trained=False, stays_float32=True)
+        if self.dinov2:
+            found["dinov2"] = Component(self.dinov2, trained=False, stays_float32=True)
+            found["alignment"] = Component(self.alignment, trained=True, stays_float32=True)
         return found
 
     @property
@@ -73,17 +86,30 @@ class AutoencoderObjective(Model):
         return reconstruct(self.vae, pixel_values)
 
     def penalised(self, pixels, posterior_noise):
-        """(reconstruction of [B, 3, H, W] in -1 .. 1, what the loss adds for latents), float32."""
+        """(reconstruction of [B, 3, H, W] in -1 .. 1, what the loss adds for latents, latents), float32."""
         with paddle.no_grad() if self.decoder_only else nullcontext():
             posterior = self.vae.encode(pixels).latent_dist
             latents = posterior.mean + posterior.std * posterior_noise
         kl = 0.5 * (posterior.mean**2 + posterior.var - 1.0 - posterior.logvar).astype("float32").sum()
-        return self.vae.decode(latents).sample.astype("float32"), self.settings.kl_weight * kl / pixels.size
+        decoded = self.vae.decode(self._watched(latents, "decoded")).sample.astype("float32")
+        return decoded, self.settings.kl_weight * kl / pixels.size, latents
+
+    def _watched(self, latents, made: str):
+        """The same, whose gradient is looked at where there is an alignment."""
+        if not (self.dinov2 and self.training):
+            return latents
+
+        def note(gradient):
+            self._squares[made] += gradient.detach().astype("float32").square().sum()
+
+        latents = latents.clone()
+        latents.register_hook(note)
+        return latents
 
     def forward(self, pixel_values, posterior_noise=None) -> Loss:
         """The loss of pictures: of no noise level."""
         pixels = to_unit_range(pixel_values)
-        decoded, penalty = self.penalised(pixels, posterior_noise)
+        decoded, penalty, latents = self.penalised(pixels, posterior_noise)
         error, measures, settings = 0.0, None, self.settings
         if "l1" in settings.reconstruction_loss:
             error = error + F.l1_loss(decoded, pixels)
@@ -94,6 +120,11 @@ class AutoencoderObjective(Model):
                 distance = self.lpips(pixels, decoded).mean()
             error, measures = error + settings.perceptual_weight * distance, {"lpips": distance.detach()}
         value = error + penalty
+        if self.dinov2 and self.training:
+            with paddle.amp.auto_cast(enable=False):
+                aligned = self._watched(latents.astype("float32"), "aligned")
+                apart = self.alignment(aligned, self.dinov2.features(pixel_values))
+            value = value + settings.alignment_weight * self.alignment.ratio.squeeze() * apart
         if not (self.discriminator and self.training and self.num_updates >= settings.adversarial_start):
             return Loss(value, measures=measures)
         with paddle.amp.auto_cast(enable=False):
@@ -104,12 +135,23 @@ class AutoencoderObjective(Model):
         return Loss(value + (weight * unlike + learned), measures=measures, statistics=sums)
 
     def statistics(self, losses: list[Loss]):
-        """The two gradients of the balance, once the discriminator runs."""
+        """Squares of the gradients of latents, where these are aligned; the two gradients of the balance, once the
+        discriminator runs."""
         sums = [loss.statistics for loss in losses if loss.statistics is not None]
-        return paddle.add_n(sums) if sums else None
+        told = [paddle.add_n(sums)] if sums else []
+        if self.dinov2:
+            counted = self.settings.alignment_weight * self.alignment.ratio
+            decoded, aligned = (paddle.to_tensor(one).reshape([1]) for one in self._squares.values())
+            told.insert(0, paddle.concat([decoded, aligned / counted**2]))
+            self._squares = dict.fromkeys(self._squares, 0.0)
+        return paddle.concat(told) if told else None
 
     def keep_statistics(self, sums) -> None:
-        self.balance.update(sums)
+        if self.dinov2:
+            self.alignment.update(sums[:2])
+            sums = sums[2:]
+        if len(sums):
+            self.balance.update(sums)
 
 
 class QuantisedObjective(AutoencoderObjective):
@@ -152,13 +194,13 @@ class QuantisedObjective(AutoencoderObjective):
         return self.penalised(to_unit_range(pixel_values))[0].clip(-1.0, 1.0)
 
     def penalised(self, pixels, _noise=None):
-        """(reconstruction, loss of the code book); keeps what comes into the norm for `statistics`."""
+        """(reconstruction, loss of the code book, latents); keeps what comes into the norm for `statistics`."""
         hook = self._norm.register_forward_pre_hook(self._see)
         latents = self.vqgan.encode((pixels + 1.0) / 2.0).latents
         hook.remove()
         with paddle.amp.auto_cast(enable=False):
             codes, loss, _ = self.vqgan.vquantizer(latents.astype("float32"))
-        return self.vqgan.decode(codes).sample.astype("float32") * 2.0 - 1.0, loss
+        return self.vqgan.decode(codes).sample.astype("float32") * 2.0 - 1.0, loss, latents
 
     def _see(self, _layer, given) -> None:
         values = given[0].detach().astype("float32").transpose([1, 0, 2, 3]).flatten(1)

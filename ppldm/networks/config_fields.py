@@ -43,6 +43,8 @@ NETWORKS = {
     "image_encoder": f"{_CLIP_CLASSES}.CLIPVisionModelWithProjection",
     "PatchDiscriminator": "ppldm.networks.losses.PatchDiscriminator",
     "Lpips": "ppldm.networks.losses.Lpips",
+    "LatentAlignment": "ppldm.networks.losses.LatentAlignment",
+    "Dinov2": "ppldm.networks.dinov2.Dinov2",
 }
 _CASCADE = (
     "in_channels out_channels conditioning_dim block_out_channels num_attention_heads down_num_layers_per_block "

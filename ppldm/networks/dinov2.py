@@ -18,7 +18,7 @@ _SIDE = 16  # pixels of a picture that become those of one patch, as of REPA: 25
 
 
 class Dinov2(nn.Layer):
-    """Under Meta's names. Pictures of ImageNet's mean and deviation, float32 [N, 3, H, W], to class tokens [N, width]."""
+    """Under Meta's names. Float32 pictures [N, 3, H, W] of ImageNet's mean and deviation to class tokens [N, width]."""
 
     def __init__(self, width: int, depth: int, patch: int, positions: int, registers: int):
         super().__init__()

@@ -4,6 +4,10 @@ The adversarial loss of CompVis' autoencoders (Esser et al. 2020, arXiv:2012.098
 arXiv:2112.10752, appendix G). LPIPS 0.1, how different two pictures look (Zhang et al. 2018, arXiv:1801.03924, equation
 1): the sum over l of the mean over places of sum over channels c of w[l, c] (f[l, c](x) - f[l, c](y))^2, of VGG16's
 features f[l] behind the last convolution of each of its five blocks, divided by their length at each place.
+
+VA-VAE's alignment of latents z to features f of a frozen network (Yao et al. 2025, arXiv:2501.01423): the mean over
+places of relu(1 - 0.5 - cos(W z, f)), where W is learned, and the mean over pairs of places of a picture of
+relu(|cos(z_i, z_j) - cos(f_i, f_j)| - 0.25).
 """
 
 import paddle
@@ -17,6 +21,7 @@ _DEPTHS = (2, 2, 3, 3, 3)
 # What brings pixels in -1 .. 1 to ImageNet's mean and deviation, as LPIPS rounds them.
 _SHIFT, _SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 _TINY = 1e-10
+_COSINE_MARGIN, _PAIR_MARGIN = 0.5, 0.25  # as VA-VAE has them
 
 
 class PatchDiscriminator(nn.Layer):
@@ -84,6 +89,36 @@ class GradientBalance(nn.Layer):
         """Take the sums of all micro-batches of all ranks."""
         error, adversarial = (sums[:-1] / sums[-1]).reshape([2, -1]).square().sum(1).sqrt().split(2)
         self.ratio.set_value(error / (adversarial + _EPSILON))
+
+
+class LatentAlignment(nn.Layer):
+    """The alignment of latents. Its adaptive weight is |gradient of the reconstruction's loss| / |its own gradient|,
+    over the update before, of all ranks, and 1 before there is one. VA-VAE compares gradients of the encoder's last
+    convolution; here they are those of the latents, which need no further way back through the decoder."""
+
+    def __init__(self, channels: int, features: int):
+        super().__init__()
+        self.config = {"channels": channels, "features": features}
+        self.projection = nn.Conv2D(channels, features, 1, bias_attr=False)
+        self.register_buffer("ratio", paddle.ones([1]))
+
+    def forward(self, latents, features):
+        """A scalar of latents [B, C, h, w], averaged down to the sides of features [B, F, h', w'], both float32."""
+        latents = F.adaptive_avg_pool2d(latents, features.shape[2:])
+        cosines = F.cosine_similarity(self.projection(latents), features, axis=1)
+        own, theirs = (self._pairs(one) for one in (latents, features))
+        return F.relu(1.0 - _COSINE_MARGIN - cosines).mean() + F.relu((own - theirs).abs() - _PAIR_MARGIN).mean()
+
+    def _pairs(self, values):
+        """Cosines [B, N, N] between the N places of each picture."""
+        places = F.normalize(values.flatten(2), axis=1)
+        return places.transpose([0, 2, 1]) @ places
+
+    @paddle.no_grad()
+    def update(self, squares) -> None:
+        """Take the sums of squares of both gradients, float32 [2]."""
+        error, own = squares.sqrt().split(2)
+        self.ratio.set_value((error / (own + _TINY)).clip(max=_MOST))
 
 
 class Lpips(nn.Layer):

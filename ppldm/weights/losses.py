@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from ..networks.build import init_network
+from ..networks.build import init_like_pytorch, init_network
 from ..networks.dinov2 import HEAD, Dinov2
-from ..networks.losses import WIDTHS, Lpips, PatchDiscriminator
+from ..networks.losses import WIDTHS, LatentAlignment, Lpips, PatchDiscriminator
 from ..utils.errors import ModelError
 from ..utils.log import get_logger
 from .components import STATISTICS
@@ -22,6 +22,7 @@ from .fetch import RANDOM
 from .fill import fill_layer
 from .formats.files import read_arrays, read_component_arrays
 
+_SALT = 29  # of the alignment's initial weights: `networks.build` has smaller ones
 _SUFFIXES = (".safetensors", ".pdparams", ".pth", ".pt", ".bin", ".ckpt")
 _LPIPS_NAMES = {
     re.compile(r"^(?:.*perceptual_loss\.|lpips\.)?" + theirs): ours
@@ -72,6 +73,13 @@ def load_discriminator(path, channels: int, layers: int, seed: int) -> PatchDisc
         layer = PatchDiscriminator(len(first), convolutions - 2, norm)
     fill_layer(layer, arrays, path, "a discriminator of their size")
     return layer
+
+
+def load_alignment(path, channels: int, seed: int) -> tuple[Dinov2, LatentAlignment]:
+    """DINOv2 of a file or folder, and a new alignment of latents of so many channels to it. Raises ModelError."""
+    network = load_dinov2(path)
+    with paddle.utils.unique_name.guard("alignment_"):
+        return network, init_like_pytorch(LatentAlignment(channels, network.config["width"]), seed, _SALT)
 
 
 def load_dinov2(path) -> Dinov2:

@@ -167,7 +167,7 @@ def test_the_identity_of_a_run_keeps_its_names():
         *("stratified_timesteps", "loss_weighting", "p2_gamma", "p2_k"),
         *("freeze_text_encoder", "model_max_length", "mask_pad_tokens", "kl_weight", "reconstruction_loss"),
         *("perceptual_weight", "adversarial_weight", "adversarial_start", "discriminator_learning_rate"),
-        *("train_decoder_only", "empty_caption", "size_conditioning", "size_conditioning_drop"),
+        *("train_decoder_only", "alignment_weight", "empty_caption", "size_conditioning", "size_conditioning_drop"),
         *("lora_rank", "lora_alpha", "lora_modules", "lora_components", "train_tokens", "ema_posthoc"),
         *("resolution", "crop_fraction", "random_crop", "random_flip", "num_crops", "interpolation"),
         *("max_skipped", "max_skipped_share", "smart_crop", "bucket_upscale"),

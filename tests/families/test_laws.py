@@ -16,7 +16,7 @@ from command_line import parse_arguments
 from sampling import ALL
 from shaped import write_shaped
 from small_lpips import write_lpips
-from tiny_model import load_pipeline, write_base, write_image_encoder, write_prior
+from tiny_model import load_pipeline, write_base, write_dinov2, write_image_encoder, write_prior
 from toy import registered_toy
 
 from ppldm.families.base import get_family, list_families
@@ -77,6 +77,7 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             "recompute": True,
             "adam_epsilon": 1e-6,
             "optimizer": "muon",
+            "methods": (f"alignment:features={write_dinov2(tiny.folder)}",),
         },
         # The last layer of a new UNet is zero, and lets nothing through to the others before it is adapted itself.
         ADAPTERS: {"use_ema": True, "lora_rank": 2, "lora_modules": "out", "train_tokens": "picture"},
@@ -91,7 +92,7 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"vae_config_file": tiny.config("vae"), "kl_weight": 1e-3, "use_ema": True, "max_grad_norm": 0.05},
             **{"perceptual_weight": 1, "lpips_weights": write_lpips(tiny.folder), "adversarial_weight": 0.5},
             **{"adversarial_start": 1, "discriminator_channels": 4, "discriminator_layers": 2},
-            "discriminator_learning_rate": 2e-4,
+            **{"discriminator_learning_rate": 2e-4, "alignment_features": write_dinov2(tiny.folder)},
         },
         "cascade_autoencoder": {
             **{"vqgan_config_file": "vqgan_tiny", "use_ema": True, "max_grad_norm": 0.05},

@@ -63,6 +63,17 @@ def write_base(tiny) -> Path:
     return folder
 
 
+def write_dinov2(folder) -> Path:
+    """A small DINOv2 with random weights, for pictures of 32 pixels a side, written once a session."""
+    from ppldm.networks.dinov2 import Dinov2
+
+    path = Path(folder) / "dinov2.pdparams"
+    if not path.exists():
+        paddle.seed(0)
+        paddle.save(Dinov2(64, depth=1, patch=14, positions=5, registers=0).state_dict(), str(path))
+    return path
+
+
 def make_batch(size: int, seed: int = 0) -> dict:
     rng = np.random.default_rng(seed)
     return {

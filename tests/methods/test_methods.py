@@ -6,18 +6,21 @@ import numpy as np
 import paddle
 import pytest
 from command_line import parse_arguments
-from tiny_model import load_pipeline, make_batch, make_model
+from paddle.nn import functional as F
+from tiny_model import load_pipeline, make_batch, make_model, write_dinov2
 
 from ppldm.families.base import get_family
 from ppldm.families.ldm import LdmConfig
 from ppldm.families.transformers import UVitConfig
 from ppldm.methods.base import attach_methods, list_methods, read_methods
 from ppldm.methods.contrastive_flow import ContrastiveFlow
+from ppldm.methods.parts import blocks_of
 from ppldm.networks.model import Step
 from ppldm.networks.transformers.microdit import Grid, put_patches, take_patches
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import ConfigError
+from ppldm.weights.losses import load_dinov2
 from ppldm.weights.model_file import read_model_file
 
 NAMES = ["alignment", "contrastive_flow", "tread"]
@@ -63,7 +66,10 @@ def test_these_are_known():
         (["alignment:weight=0"], LdmConfig(), "weight 0 must be above 0"),
         (["alignment", "alignment:weight=1"], LdmConfig(), "names one method twice"),
         (["tread"], LdmConfig(), "is for models with a transformer"),
-        (["alignment"], UVitConfig(), "is for models with a unet"),
+        (["alignment:features=gone"], LdmConfig(), "features gone is not there; give a file or folder"),
+        (["alignment:block=1"], LdmConfig(), "block 1 is not one of a unet"),
+        (["alignment"], UVitConfig(patch_masking=0.5), "--patch_masking leaves patches out"),
+        (["alignment"], UVitConfig(methods=["alignment", "tread"]), "tread leads patches around"),
         (["tread:rate=1"], UVitConfig(), "rate 1 must be above 0 and below 1"),
         (["tread:ends=0"], UVitConfig(), "ends 0 must be 1 or more"),
         (["tread"], UVitConfig(patch_masking=0.5), "--patch_masking leaves patches out already"),
@@ -160,6 +166,43 @@ def test_alignment_is_the_cosine_between_projected_states_and_features(tiny):
     assert found == pytest.approx(0.5 * (1 - ((features * projected).sum(1) / lengths).mean()), rel=1e-4)
 
 
+def prepared(tiny, folder, name, *flags):
+    """A run of a family with a transformer, in training mode."""
+    words = tiny.flags(folder, max_steps=1)
+    place = words.index("--unet_config_file")
+    own = ("--transformer_config_file", tiny.config(name), "--train_text_encoder", *flags)
+    run = prepare(*parse_arguments([*words[:place], *words[place + 2 :], *own], True, get_family(name).Config))
+    run.state.model.train()
+    return run
+
+
+@pytest.mark.parametrize("name", ["uvit", "dit", "microdit"])
+def test_tokens_of_patches_are_aligned_with_those_of_dinov2(tiny, tmp_path, name):
+    """Patch by patch, behind the block that is named; a crop is read beside latents too."""
+    dinov2 = write_dinov2(tiny.folder)
+    crops = ("--latents", "ondemand", "--random_crop", "false") if name == "dit" else ()
+    run = prepared(tiny, tmp_path / "run", name, "--methods", f"alignment:features={dinov2},block=2", *crops)
+    model, batch, seen = run.state.model, next(iter(run.batches())), []
+    (method,), (blocks, extras) = model.methods, blocks_of(model.transformer)
+    blocks[1].register_forward_post_hook(lambda _, given, made: seen.append(made))
+    plain = float(model.loss(batch).value)
+    pixels = batch["alignment_pixels"]
+    assert crops or (pixels == batch["pixel_values"]).all()
+    features = load_dinov2(dinov2).features(pixels).numpy().astype(np.float64)
+    features -= 0.6 * features.mean((2, 3), keepdims=True)
+    features /= features.std((2, 3), keepdims=True, ddof=1)
+    count, side = len(features), 4 // model.transformer.config.patch_size
+    tokens = seen[0][:, extras:].reshape([count, side, side, -1]).transpose([0, 3, 1, 2])
+    projected = model.alignment_projector(tokens).numpy().astype(np.float64)
+    features = F.adaptive_avg_pool2d(paddle.to_tensor(features), [side, side]).numpy()
+    lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(projected, axis=1)
+    expected = 0.5 * (1 - ((features * projected).sum(1) / lengths).mean())
+    model.methods = ()
+    assert plain - float(model.loss(batch).value) == pytest.approx(expected, rel=1e-3)
+    assert not any("dinov2" in parameter.name for parameter in model.parameters())
+    assert method.unsupported(UVitConfig()) == ("to_static", "recompute")
+
+
 @pytest.mark.parametrize("words", [["alignment"], ["contrastive_flow"], ["alignment", "contrastive_flow"]])
 def test_terms_are_of_the_training_only(tiny, words):
     plain, model, batch = make_model(tiny), attached(tiny, *words), make_batch(4)
@@ -174,22 +217,14 @@ def test_terms_are_of_the_training_only(tiny, words):
 @pytest.mark.parametrize("name", ["uvit", "microdit"])
 def test_patches_go_around_the_inner_blocks(tiny, tmp_path, name):
     """The blocks between see the others only, and no patch is lost to the loss."""
-    flags = [
-        *("--transformer_config_file", tiny.config(name)),
-        *("--methods", "tread:rate=0.25"),
-        "--train_text_encoder",
-    ]
-    words = tiny.flags(tmp_path / "run", max_steps=1)
-    place = words.index("--unet_config_file")
-    run = prepare(*parse_arguments(words[:place] + words[place + 2 :] + flags, True, get_family(name).Config))
+    run = prepared(tiny, tmp_path / "run", name, "--methods", "tread:rate=0.25")
     model, seen = run.state.model, []
     network = model.transformer
-    blocks = [*network.in_blocks, network.mid_block, *network.out_blocks] if name == "uvit" else [*network.blocks]
-    extras = network.extras if name == "uvit" else 0
+    blocks, extras = blocks_of(network)
+    assert extras == (network.extras if name == "uvit" else 0)
     for block in blocks:
         block.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1] - extras))
     batch = next(iter(run.batches()))
-    model.train()
     patches = model.inputs["noise"].shape(32, 32)[1] ** 2 // network.config.patch_size**2
     loss = model.loss(batch)
     assert seen == [patches, patches - patches // 4, patches]

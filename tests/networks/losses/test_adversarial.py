@@ -157,7 +157,7 @@ def test_it_neither_runs_nor_learns_before_its_update_nor_in_evaluation(tmp_path
     loss = model(pixels, noise)
     assert loss.statistics is None and float(loss.value) == float(plain(pixels, noise).value)
     assert 0 < float(loss.measures["lpips"]) < float(loss.value)
-    assert model.networks["discriminator"].starts == 3 and model.unsaved == ("lpips",)
+    assert model.networks["discriminator"].starts == 3 and "lpips" in model.unsaved
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])
