@@ -2,8 +2,8 @@
 
 - Two whole pages: the settings (settings_table.py) and the API, read from docstrings.
 - The READMEs, which are the site's quickstart in both languages.
-- `<!-- made: NAME -->` in a page becomes a table of `TABLES`: what was measured, from benchmarks/results, with its
-  command and machine, and lists that the code holds (presets, devices, keys of other trainers).
+- A line that ends in `<!-- made: NAME -->` becomes a table of `TABLES`: what was measured, from benchmarks/results,
+  with its command and machine, and lists that the code holds (presets, devices, keys of other trainers).
 
 So no figure, default or signature on the site can differ from its source.
 """
@@ -394,7 +394,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 def with_tables(text: str) -> str:
     """A page's text with its made tables. Raises KeyError for a name that `TABLES` has not."""
-    return re.sub(r"^<!-- made: (.+) -->$", lambda found: TABLES[found[1]](), text, flags=re.MULTILINE)
+    return re.sub(r"^(?:.* )?<!-- made: (.+) -->$", lambda found: TABLES[found[1]](), text, flags=re.MULTILINE)
 
 
 # Hooks of mkdocs.

@@ -238,9 +238,9 @@ def test_the_site_has_what_was_measured(site):
 
 
 def test_a_mark_of_a_page_is_a_table_that_can_be_made():
-    known = {name for page in PAGES for name in re.findall(r"^<!-- made: (.+) -->$", page.read_text("utf-8"), re.M)}
+    known = {name for page in PAGES for name in re.findall(r"<!-- made: (.+) -->$", page.read_text("utf-8"), re.M)}
     assert known == set(make.TABLES)
-    made = make.with_tables("a\n<!-- made: presets -->\nb\n")
+    made = make.with_tables("a\nSee there. <!-- made: presets -->\nb\n")
     assert made.startswith("a\n| preset |") and "| `ldm-tiny-cpu` | Text to image" in made and made.endswith("|\nb\n")
 
 

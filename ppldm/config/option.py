@@ -1,6 +1,7 @@
 """One setting, stated once: a field of a group of settings that knows all facts about itself; and flags made from it.
 
 `option` makes the field, `options` lists those of a group by name. Flags, YAML keys, help, docs and checks are made
+from pathlib import Path
 from these facts. A help that does not fit on the field's line stands below it. An unknown flag is an error that names
 the nearest; help shows values as one types them.
 """
@@ -17,6 +18,7 @@ import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 from ..utils.errors import ConfigError
@@ -358,7 +360,8 @@ def _raise_config_error(message: str):
 def explain_unknown(word: str, parser: argparse.ArgumentParser) -> str:
     """What is wrong with a word that `parser` does not know, with the nearest flag."""
     if not word.startswith("-"):
-        return f"unexpected argument {word!r}; flags start with --"
+        what = "name a path by its flag (`--help` lists them)" if Path(word).exists() else "flags start with --"
+        return f"unexpected argument {word!r}; {what}"
     flag = word.partition("=")[0]
     name = flag.lstrip("-").replace("-", "_")
     if any(name == action.dest for action in parser._actions if not action.option_strings):

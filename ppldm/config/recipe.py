@@ -89,7 +89,10 @@ def naming_origins(settings: dict[str, Setting], kind: type[PpldmError] = PpldmE
         if origin := next((one for one in named if one not in ("default", "flag", "override", "tree")), None):
             raise type(error)(f"{origin}: {error}") from error
         if named[:1] == ["default"]:
-            raise type(error)(re.sub(r"^(--\w+)", r"\1 is not given; its default", str(error))) from error
+            what = re.sub(r"^(--\w+)", r"\1 is not given; its default", str(error))
+            if str(error).startswith("--file_list"):
+                what = f"{what.rpartition('; ')[0]}; give --file_list LIST"
+            raise type(error)(what) from error
         raise
 
 

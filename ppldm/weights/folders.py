@@ -23,8 +23,8 @@ FURTHER_FOLDERS = {
 }  # fmt: skip
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
 NOT_TEXT_TO_IMAGE = (
-    "{} is not of a text-to-image model; name its run, or wait until that begins, as in a quickstart that still trains "
-    "its autoencoder (OUT/.before draws what it had made before); where a VAE is wanted, name OUT/vae"
+    "{} is not of a text-to-image model; name one, or, while its folder is still being trained, wait for the first "
+    "checkpoint of the text-to-image model (where a VAE is wanted, name OUT/vae)"
 )
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 RUN_FILE = "run.json"

@@ -191,6 +191,8 @@ class ModelSource:
         self._refuse_average()
         folders = {kind: find_component(self.path, kind) for kind in kinds}
         if not any(folders.values()):
+            if len(kinds) > 1 and (self.path / "config.json").is_file():
+                raise ModelError(NOT_TEXT_TO_IMAGE.format(self.path))
             what = " or ".join(kinds)
             raise ModelError(f"{self.path} has no {what}: it is no pipeline or checkpoint; name one, or a run's folder")
         said = {name: value for name, value in _said(self.path).items() if name != "files"}

@@ -37,7 +37,7 @@ from ..formats.row import find_name
 WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
 _MEASURED = 400  # pictures whose sizes are looked at, evenly spread
 # Each in a folder that a drawing, a training or a quickstart has written.
-_OUTPUT_FILES = ("pictures.jsonl", "run.json", ".done/plan.json")
+_OUTPUT_FILES = ("pictures.jsonl", "run.json", ".done")
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
 RESOLUTIONS = (64, 48, 32)  # that the preset ldm-tiny-cpu draws in some minutes
 _SHARE_TAKEN = 0.8  # of the pictures; smaller ones are left out
@@ -55,7 +55,8 @@ _HEX = re.compile(r"(?=.*\d)[0-9a-f]{8,}", re.IGNORECASE)
 @dataclass(frozen=True)
 class Survey:
     """way: of WAYS. captions: of the pictures that have one, by path, sorted. files: all that was looked at.
-    without: pictures that have none. sides: the shorter sides of some pictures, in pixels; 0 of damaged ones."""
+    without: pictures that have none. lost: what a table names and is not there. sides: the shorter sides of some
+    pictures, in pixels; 0 of damaged ones."""
 
     folder: Path
     way: str
@@ -64,6 +65,7 @@ class Survey:
     files: tuple[Path, ...]
     without: tuple[Path, ...]
     sides: dict[Path, int]
+    lost: tuple[str, ...] = ()
 
     def describe(self) -> list[str]:
         """Lines that say where captions are from, with three of them."""
@@ -73,9 +75,12 @@ class Survey:
         shown = spread([path for path in self.captions if self.sides.get(path, 1)], 3)
         lines = [f"{count_of(len(self.captions), 'picture')} with captions from {where}:"]
         lines += [f"  {path.relative_to(self.folder)}: {self.captions[path][:100]}" for path in shown]
-        for why, those in (("no caption", self.without), (f"damaged, of {len(self.sides)} looked at", damaged)):
+        bare = [path for path in self.without if path not in damaged]
+        for why, those in (("no caption", bare), (f"damaged, of {len(self.sides)} looked at", damaged)):
             if those:
                 lines.append(f"{why}: {count_of(len(those), 'picture')} left out, such as {those[0]}")
+        if self.lost:
+            lines.append(f"named in {self.table.name}, and not there: {len(self.lost)}, such as {self.lost[0]}")
         return lines
 
     def prompts(self, count: int) -> list[str]:
@@ -136,7 +141,10 @@ def survey(folder, flag: str = "--pictures") -> Survey:
         if 2 * len(captions) >= len(pictures):
             without = tuple(path for path in pictures if path not in captions)
             found = {path: captions[path] for path in pictures if path in captions}
-            return Survey(folder, way, table, found, (*pictures, *files), without, sides)
+            lost: list[str] = []
+            if table:
+                _read_table(table, pictures, lost)
+            return Survey(folder, way, table, found, (*pictures, *files), without, sides, tuple(lost))
     example = next(path for path in pictures if path not in described).relative_to(folder)
     remedy = f"write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
     if tables := _tables(folder):
@@ -195,7 +203,7 @@ def _list(folder: Path, flag: str) -> list[Path]:
     try:
         pictures = list_pictures(folder)
         below = {one for path in pictures for one in path.parents if folder in one.parents}
-        outputs = sorted(one for one in below if any((one / name).is_file() for name in _OUTPUT_FILES))
+        outputs = sorted(one for one in below if any((one / name).exists() for name in _OUTPUT_FILES))
         if outputs:
             get_logger().info("passing over pictures that ppldm has written: %s", ", ".join(map(str, outputs)))
         pictures = [path for path in pictures if not {*outputs} & {*path.parents}]
@@ -248,9 +256,10 @@ def caption_beside(picture: Path) -> str:
     return ""
 
 
-def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
+def _read_table(table: Path, pictures: list[Path], lost: list[str] | None = None) -> dict[Path, str]:
     """The captions of a table by the picture that each line names: by its path, or by a name that only one has. Of two
-    columns with other names than usual, as in another language, one names pictures, and the other has the captions."""
+    columns with other names than usual, as in another language, one names pictures, and the other has the captions.
+    lost: takes in the names for which there is no picture."""
     known: dict[str, Path | None] = {}
     for path in pictures:
         for name in (path.name, path.stem):
@@ -265,6 +274,8 @@ def _read_table(table: Path, pictures: list[Path]) -> dict[Path, str]:
         picture = known.get(name.removeprefix("./"))
         if picture and column and (caption := " ".join(str(values[column] or "").split())):
             captions[picture] = caption
+        elif not picture and name and lost is not None:
+            lost.append(name)
     return captions
 
 

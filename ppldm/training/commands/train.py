@@ -72,6 +72,8 @@ def train(argv: list[str]):
     rest = rest if by_hand else ["--do_train", *rest]
     if is_wanted(wanted) and not read_dry_run(rest):
         launch(wanted, words, check_early(rest, by_hand, None, prog))
+    elif wanted.devices and "--num_devices" not in {word.partition("=")[0] for word in rest}:
+        rest = [*rest, "--num_devices", str(count_devices(wanted))]
     run_training(rest, loop=by_hand, config=None, prog=prog)
 
 
@@ -336,6 +338,11 @@ def read_launch(words: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def is_wanted(given: argparse.Namespace) -> bool:
     """Whether the command is to start processes: some flag asks for it, and it is not one of them itself."""
     return any(value is not None for value in vars(given).values()) and World.detect().size == 1
+
+
+def count_devices(given: argparse.Namespace) -> int:
+    """Of all machines, by these flags."""
+    return len((given.devices or "0").split(",")) * (given.nnodes or 1)
 
 
 def launch_command(given: argparse.Namespace, words: list[str], logs: Path, environ: Mapping[str, str]) -> list[str]:

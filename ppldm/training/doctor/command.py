@@ -17,7 +17,7 @@ from ...utils.machine.environment import find_problems, installed_versions
 from ...utils.machine.resources import count_usable_cores
 from ...utils.text import count_of, print_report
 from ...utils.variables import network_forbidden, read
-from ..commands.train import LOOPS, add_launch_flags, check_recipe, read_recipe, with_underscores
+from ..commands.train import LOOPS, add_launch_flags, check_recipe, count_devices, read_recipe, with_underscores
 from . import machine
 from .machine import Finding, examine, judged
 
@@ -42,7 +42,7 @@ def show(argv: list[str]) -> list[Finding]:
     """Print what is found of a command line, and return it."""
     given, rest = parse_known(_make_parser(), list(map(with_underscores, argv)))
     if given.num_devices is None:
-        given.num_devices = len((given.devices or "0").split(",")) * (given.nnodes or 1)
+        given.num_devices = count_devices(given)
     if given.num_devices < 1:
         raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
     given.devices_here = -(-given.num_devices // (given.nnodes or 1))

@@ -36,7 +36,7 @@ def found(folder) -> tuple[str, dict[str, str]]:
     return seen.way, {str(path.relative_to(folder))[:-4]: caption for path, caption in seen.captions.items()}
 
 
-@pytest.mark.parametrize("mark", ["pictures.jsonl", "run.json", ".done/plan.json"])
+@pytest.mark.parametrize("mark", ["pictures.jsonl", "run.json", ".done/plan.json", ".done/data.json"])
 @pytest.mark.parametrize("place", ["drawn", "b/deep/drawn"])
 def test_what_ppldm_has_drawn_below_is_left_out(folder, mark, place):
     before = survey(folder)
@@ -228,6 +228,16 @@ def test_a_damaged_picture_is_named_and_is_no_example(folder):
     told = "\n".join(survey(folder).describe())
     assert f"damaged, of {len(NAMES)} looked at: 1 picture left out, such as {folder}/{NAMES[0]}.png" in told
     assert f"  {NAMES[0]}.png:" not in told and f"  {NAMES[1]}.png:" in told
+
+
+def test_what_a_table_names_and_is_not_there_is_said(folder):
+    """And a damaged picture without a caption is counted once."""
+    (folder / "broken.png").write_bytes(b"no picture")
+    lines = [f"{name}.png,{caption}" for name, caption in zip(["gone", *NAMES[1:]], ["a", "b", "c"], strict=True)]
+    (folder / "metadata.csv").write_text("\n".join(["file_name,text", *lines]) + "\n")
+    told = "\n".join(survey(folder).describe())
+    assert "named in metadata.csv, and not there: 1, such as gone.png" in told
+    assert f"no caption: 1 picture left out, such as {folder}/{NAMES[0]}.png" in told and told.count("broken") == 1
 
 
 def test_a_damaged_table_is_named(folder):

@@ -13,7 +13,7 @@ from ppldm.config.network_files import CONFIG_DIR
 from ppldm.families.base import get_family
 from ppldm.families.ldm import LdmConfig
 from ppldm.training.commands import dry_run
-from ppldm.training.commands.train import check_recipe, read_dry_run, read_recipe, run_training
+from ppldm.training.commands.train import check_recipe, read_dry_run, read_recipe, run_training, train
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.fill import parameter_shapes
 
@@ -120,6 +120,11 @@ def test_new_tokens_need_no_vocabulary(tiny, home, monkeypatch):
     assert report["components"]["text_encoder"]["trained"] == 2 * 768
     with pytest.raises(ModelError, match="stable-diffusion-v1-5"):
         reckon(tiny, home, monkeypatch, "sd15-lora", *words, "^dog")
+
+
+def test_devices_that_are_named_are_reckoned_with(tiny, capfd):
+    train([*tiny.flags("out"), "--dry_run", "--json", "--devices", "0,1,2"])
+    assert json.loads(capfd.readouterr().out)["num_devices"] == 3
 
 
 def test_json_is_of_a_dry_run():
