@@ -13,8 +13,10 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 
 CORE = [
-    # The numeric stack. paddlenlp caps numpy at 1.26.4; pandas 3 and pyarrow 22 and above want numpy 2.
-    "numpy>=1.26,<=1.26.4",
+    # The numeric stack. paddlenlp's own metadata ends at numpy 1.26.4, which has no wheel for Python 3.13: there only
+    # the lock installs. It holds 2.2.6 (requirements/overrides.txt), the last for Python 3.10, with the same results to
+    # the bit. pandas 3 and pyarrow 22 and above want numpy 2.
+    "numpy>=1.26,<2.3",
     "pandas>=2.2,<3",
     "pyarrow>=21,<22",
     "pillow>=10,<13",
@@ -23,8 +25,8 @@ CORE = [
     # PaddleNLP and ppdiffusers, and what their newest releases need held back.
     "paddlenlp==3.0.0b4",  # 2.8.1 fails with Paddle 3
     "ppdiffusers==0.29.0",
-    "huggingface_hub>=0.25,<0.26",  # ppdiffusers imports cached_download, gone in 0.26
-    "aistudio-sdk>=0.2.6,<0.3",  # paddlenlp imports aistudio_sdk.hub.download, gone in 0.3
+    "huggingface_hub>=0.25,<3",  # tokenizers ends at 1.0; ppldm/utils/machine/hub_names.py gives what newer ones lack
+    "aistudio-sdk>=0.2.6,<0.4",  # as huggingface_hub
     "datasets==3.1.0",  # newer ones want a newer huggingface_hub, older ones break on pyarrow 21
     "tokenizers>=0.21,<0.22",
     "safetensors>=0.5,<1",
@@ -103,7 +105,7 @@ setup(
         "ppldm.runs": ["page.html"],
         "ppldm.utils.web": ["client.css", "client.js", "page.css", "page.html"],
     },
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.10,<3.14",
     install_requires=CORE,
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["ppldm = ppldm.__main__:main"]},

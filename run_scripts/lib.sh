@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What the scripts of this folder share: find a Python, make the virtual environment, stop cleanly. Sourced, not run.
 #
-#   PYTHON      the interpreter to use (3.10 to 3.12); without it the first fitting one on PATH
+#   PYTHON      the interpreter to use (3.10 to 3.13); without it the first fitting one on PATH
 #   PPLDM_VENV  where the virtual environment goes; .venv in the repository without it
 #
 # Which commands make the environment, and which build of Paddle a machine needs, says ppldm/utils/machine/setup_plan.py.
@@ -51,7 +51,7 @@ stop_child() {
 
 # Succeed if $1 is a Python that paddle has a build for, and that can make virtual environments.
 is_supported_python() {
-    "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null
+    "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
 }
 
 # Print the path of the Python to use, or explain what is missing.
@@ -59,17 +59,17 @@ find_python() {
     local candidate found=
     if [[ -n ${PYTHON:-} ]]; then
         is_supported_python "$PYTHON" ||
-            die "PYTHON=$PYTHON is not a Python 3.10, 3.11 or 3.12; name one, or unset PYTHON to search PATH"
+            die "PYTHON=$PYTHON is not a Python 3.10 to 3.13; name one, or unset PYTHON to search PATH"
         found=$PYTHON
     else
-        for candidate in python3 python3.12 python3.11 python3.10 python; do
+        for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
             if is_supported_python "$candidate"; then
                 found=$candidate
                 break
             fi
         done
     fi
-    [[ -n $found ]] || die "no Python 3.10, 3.11 or 3.12 on PATH; install one (Debian 12, Ubuntu 22.04" \
+    [[ -n $found ]] || die "no Python 3.10 to 3.13 on PATH; install one (Debian 12, Ubuntu 22.04" \
         "and 24.04: sudo apt install python3 python3-venv) or name one: PYTHON=/path/to/python3.11 bash $0"
     if ! "$found" -c 'import ensurepip, venv; ensurepip.version()' 2>/dev/null; then
         local version

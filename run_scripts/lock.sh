@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Make requirements/lock.txt and lock-gpu.txt again, after a change of setup.py's requirements:  bash run_scripts/lock.sh [--upgrade]
 #
-# The lock holds one exact version of every package of core, cpu, demo and test, for Linux and Python 3.10 to 3.12
+# The lock holds one exact version of every package of core, cpu, demo and test, for Linux and Python 3.10 to 3.13
 # (`;` markers where the versions differ). What is already locked stays unless it no longer fits or --upgrade asks.
 # lock-gpu.txt is the same without Paddle: of GPUs and other devices each has its own, which only Paddle's own package
 # index has (ppldm/utils/machine/setup_plan.py). The libraries that it brings, such as CUDA's, it states exactly itself.

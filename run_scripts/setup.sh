@@ -20,7 +20,7 @@ installed, and keep what was chosen here.
   --dry-run   print the commands and run none
   --help      this text
 
-environment: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the virtual environment, .venv without it)
+environment: PYTHON (the interpreter, 3.10 to 3.13), PPLDM_VENV (the virtual environment, .venv without it)
 END
 }
 

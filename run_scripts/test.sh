@@ -20,7 +20,7 @@ least once, and some further cases (about 12 minutes on two free cores), others 
                                                   3.12: hours
   bash run_scripts/test.sh --help                 this text (.venv/bin/python -m pytest --help: pytest's)
 
-environment: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the virtual environment, .venv without it)
+environment: PYTHON (the interpreter, 3.10 to 3.13), PPLDM_VENV (the virtual environment, .venv without it)
 END
 }
 

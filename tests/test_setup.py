@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cold
 
 ROOT = Path(__file__).resolve().parents[1]
 LOCKED_EXTRAS = ("cpu", "demo", "test")
-PYTHONS = ("3.10", "3.11", "3.12")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_no_fitting_python_names_the_versions_and_the_remedy(tmp_path):
         (tmp_path / tool).symlink_to(Path("/bin", tool) if Path("/bin", tool).exists() else Path("/usr/bin", tool))
     variables = {"PATH": str(tmp_path), "PPLDM_VENV": str(tmp_path / "venv"), "PYTHON": ""}
     status, _, stderr = run_script("bash", ROOT / "run_scripts/test.sh", **variables)
-    assert status == 1 and "3.10, 3.11 or 3.12" in stderr and "apt install" in stderr
+    assert status == 1 and "3.10 to 3.13" in stderr and "apt install" in stderr
     status, _, stderr = run_script("bash", ROOT / "run_scripts/test.sh", **{**variables, "PYTHON": "/bin/false"})
     assert status == 1 and "PYTHON=/bin/false" in stderr
 

@@ -22,7 +22,7 @@ STEPS, AUTOENCODER_STEPS = 1200, 2000
 # Preset, loop, global batch.
 _TRAININGS = {"autoencoder": ("autoencoder-tiny-cpu", "hand", 4), "diffusion": ("ldm-tiny-cpu", "trainer", 16)}
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its
-folder is quickstart/ of the clone. Its environment variables: PYTHON (the interpreter, 3.10 to 3.12), PPLDM_VENV (the
+folder is quickstart/ of the clone. Its environment variables: PYTHON (the interpreter, 3.10 to 3.13), PPLDM_VENV (the
 virtual environment, .venv without it)."""
 
 

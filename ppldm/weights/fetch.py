@@ -14,6 +14,7 @@ from ..utils.checksums import hash_file
 from ..utils.errors import ModelError
 from ..utils.files import atomic_write, is_address, make_output_dir, meant_path, refused_offline
 from ..utils.log import get_logger, progress
+from ..utils.machine.hub_names import network_errors
 from ..utils.processes.ranks import World, barrier
 from ..utils.store.cache import input_path
 from ..utils.variables import is_offline
@@ -151,9 +152,9 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
 
 def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: bool) -> Path | None:
     """The model's folder in PaddleNLP's cache, from Paddle's server; None where a component is missing."""
+    from huggingface_hub.utils import EntryNotFoundError
     from paddlenlp.utils.download.bos_download import bos_download
     from paddlenlp.utils.env import MODEL_HOME
-    from requests.exceptions import RequestException
 
     folder = Path(MODEL_HOME, repository)
 
@@ -162,7 +163,7 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
             for file in files:
                 if not local_only:
                     bos_download(repo_id=repository, filename=file, subfolder=name)
-        except RequestException:
+        except (*network_errors(), EntryNotFoundError, AttributeError):  # the last: of a hub's error without an answer
             return False
         return all((folder / name / file).is_file() for file in files)
 
@@ -179,7 +180,6 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
 def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-    from requests.exceptions import RequestException
 
     wanted = [subfolder] if subfolder else [name for names in folders.values() for name in names]
     extra = ["tokenizer"] * ("text_encoder" in folders) + ["scheduler"] * (not subfolder)
@@ -208,7 +208,7 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
             "download the model first on every machine, where the network is, or name a mirror in HF_ENDPOINT"
         ) from error
-    except (HfHubHTTPError, HFValidationError, RequestException, OSError) as error:
+    except (HfHubHTTPError, HFValidationError, *network_errors(), OSError) as error:
         raise ModelError(
             f"there is no folder {asked} here ({meant_path(asked)}), and the hub gives no model of that name "
             f"({str(error).splitlines()[0]})"

@@ -41,6 +41,7 @@ from ...utils.files import (
 )
 from ...utils.finished import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_state
 from ...utils.log import get_logger, progress
+from ...utils.machine.hub_names import network_errors
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.stages import Stage, run_stage, tell
 from ...utils.text import print_report
@@ -402,7 +403,6 @@ def _list_hub(entry: Entry, source: Source) -> dict[str, dict]:
     """Files of a repository by name. Raises DataError, EnvironmentProblem."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
-    from requests.exceptions import RequestException
 
     api = HfApi()
     try:
@@ -414,7 +414,7 @@ def _list_hub(entry: Entry, source: Source) -> dict[str, dict]:
         if status in (429, 500, 502, 503, 504):
             raise EnvironmentProblem(f"the hub answers {status}; give the same command again later") from error
         raise refusal(RemoteFile(source.hub, "", page=entry.page), status) from error
-    except RequestException as error:
+    except network_errors() as error:
         raise EnvironmentProblem(
             f"the hub cannot be reached ({type(error).__name__}); check the network, or HF_ENDPOINT for a mirror"
         ) from error

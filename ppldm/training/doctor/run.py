@@ -27,6 +27,7 @@ from ...families.ldm_build import tokenizer_source
 from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
 from ...utils.machine import devices, resources
+from ...utils.machine.hub_names import network_errors
 from ...utils.processes.ranks import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
@@ -127,7 +128,6 @@ def _look_at_access(recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
 def _ask_hub(flag: str, name: str) -> Finding:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
-    from requests.exceptions import RequestException
 
     repository = "/".join(name.split("/")[:2])
     try:
@@ -142,7 +142,7 @@ def _ask_hub(flag: str, name: str) -> Finding:
         denied = "log in again (huggingface-cli login), or set HF_TOKEN: a token may have expired, or lack the right"
         fix = denied if status in (401, 403) else f"check --{flag}, or download the model first"
         return Finding("access", "error", f"the hub answers {status} for {repository}", fix)
-    except (RequestException, OSError):
+    except (*network_errors(), OSError):
         fix = f"check --{flag}, name a mirror in HF_ENDPOINT, or download the model elsewhere and give its folder"
         return Finding("access", "error", f"there is no folder {name} here, and the hub cannot be reached", fix)
     return judged("access", f"the hub has {repository}")

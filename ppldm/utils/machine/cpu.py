@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from .. import variables
 from ..errors import debugging
 from ..log import get_logger
+from . import hub_names
 from .devices import installed_kind
 from .resources import count_usable_cores, read_cpu, usable_memory_bytes
 
@@ -127,6 +128,10 @@ class _LightPaddleNLP(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name, path, target=None):
         package, _, rest = name.partition(".")
+        if name in ("paddlenlp", "ppdiffusers"):
+            hub_names.provide()
+        if name == "ppdiffusers.utils.load_utils":
+            return _keeping_numpys_bool(importlib.machinery.PathFinder.find_spec(name, path))
         if name == "paddlenlp":
             spec = importlib.machinery.PathFinder.find_spec(name, path)
             if spec and importlib.metadata.version(name) == VERSION:
@@ -167,3 +172,19 @@ class _LightPaddleNLP(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         del self.module.__getattr__
         self.own.exec_module(self.module)
         return True
+
+
+def _keeping_numpys_bool(spec):
+    """The module sets `numpy.bool` to Python's, which numpy 1.26 lacks; in numpy 2 it is a type of its own, and used."""
+    import numpy
+
+    run = spec.loader.exec_module
+
+    def exec_module(module) -> None:
+        kept = vars(numpy).get("bool")
+        run(module)
+        if kept:
+            numpy.bool = kept
+
+    spec.loader.exec_module = exec_module
+    return spec

@@ -72,7 +72,7 @@ class Kind:
 
 
 _NO_STRIDES = {"FLAGS_use_stride_kernel": "0"}
-_ALL_PYTHONS = ("3.10", "3.11", "3.12")
+_ALL_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 CPU = Kind("cpu", "a CPU", collective="gloo", package="paddlepaddle", plugin=False, pythons=_ALL_PYTHONS,
            mixed_precision=False, own_memory=False)  # fmt: skip
 GPU = Kind("gpu", "an NVIDIA GPU", visible=("CUDA_VISIBLE_DEVICES",), collective="nccl", package="paddlepaddle-gpu",

@@ -280,11 +280,11 @@ def test_a_model_that_is_not_there_is_an_error_once(examined, monkeypatch):
 def test_versions_that_do_not_go_together(examined, monkeypatch):
     from ppldm.training.doctor import command
 
-    versions = command.installed_versions() | {"numpy": "2.1.0"}
+    versions = command.installed_versions() | {"pandas": "3.0.0"}
     assert check(versions)
     monkeypatch.setattr(command, "installed_versions", lambda: versions)
     found = examined()["packages"]
-    assert found["status"] == "error" and "numpy 2.1.0" in found["text"] and "pip install" in found["fix"]
+    assert found["status"] == "error" and "pandas 3.0.0" in found["text"] and "pip install" in found["fix"]
 
 
 @pytest.mark.parametrize("workers, free, is_short", [(1, 10**8, True), (1, 10**12, False), (0, 10**8, False)])

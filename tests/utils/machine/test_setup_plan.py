@@ -85,7 +85,7 @@ def test_the_machine_chooses_and_nvidia_comes_first():
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
-@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
 def test_a_python_that_paddle_is_not_built_for_is_refused(kind, python):
     if python in kind.pythons:
         choose_device(kind.name, None, [], python)
