@@ -340,8 +340,21 @@ def format_default(value) -> str | None:
     return f"{value:g}" if isinstance(value, float) else str(value) or None
 
 
+def value_after_each(formatter: Any = argparse.HelpFormatter) -> Any:
+    """A class of argparse's that shows a flag's value after each of its names; Python 3.13 has it after the last."""
+
+    def show_flag(self, action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return formatter._format_action_invocation(self, action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return ", ".join(f"{flag} {value}" for flag in action.option_strings)
+
+    return type("Formatter", (formatter,), {"_format_action_invocation": show_flag})
+
+
 def show_values(parser: argparse.ArgumentParser) -> None:
     """In the help of a parser of fastcore's: placeholders in place of types, and defaults as a user types them."""
+    parser.formatter_class = value_after_each(parser.formatter_class)
     for action in parser._actions:
         if action.option_strings and action.nargs != 0 and not action.choices:
             named = action.metavar and not action.metavar.startswith("(")

@@ -175,7 +175,7 @@ class _LightPaddleNLP(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _keeping_numpys_bool(spec):
-    """The module sets `numpy.bool` to Python's, which numpy 1.26 lacks; in numpy 2 it is a type of its own, and used."""
+    """The module gives `numpy.bool`, which numpy 1.26 lacks, the type of Python; numpy 2 needs the one that it has."""
     import numpy
 
     run = spec.loader.exec_module
