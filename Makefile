@@ -13,7 +13,7 @@ quick:           ## the quick tests: about a minute
 test:            ## every law, in 12 minutes on two cores
 	bash run_scripts/test.sh
 
-all:             ## all tests, nothing skipped, on Python 3.10, 3.11 and 3.12
+all:             ## all tests, nothing skipped, on Python 3.10 to 3.13
 	bash run_scripts/test.sh --all
 
 lint:            ## ruff: mistakes and format

@@ -16,8 +16,8 @@ least once, and some further cases (about 12 minutes on two free cores), others 
   bash run_scripts/test.sh tests/data -k order    what pytest's own arguments choose, with all cases
   bash run_scripts/test.sh -n 2                   everything that this machine can play, by two processes
   bash run_scripts/test.sh --all                  everything, and nothing skipped: with PyTorch, wandb and the programs
-                                                  that some tests need (installed first), on Python 3.10, 3.11 and
-                                                  3.12: hours
+                                                  that some tests need (installed first), on Python 3.10 to 3.13:
+                                                  hours
   bash run_scripts/test.sh --help                 this text (.venv/bin/python -m pytest --help: pytest's)
 
 environment: PYTHON (the interpreter, 3.10 to 3.13), PPLDM_VENV (the virtual environment, .venv without it)

@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from ppldm.utils.machine.environment import KNOWN_BAD, PINS
+from ppldm.utils.machine import devices
+from ppldm.utils.machine.environment import KNOWN_BAD, PINS, check_python
 
 pytestmark = pytest.mark.cold
 
@@ -57,6 +58,20 @@ def test_lock_satisfies_setup(declared, python):
     for requirement in map(Requirement, wanted):
         version = lock[canonicalize_name(requirement.name)]
         assert requirement.specifier.contains(version, prereleases=True), f"{requirement} but {version} is locked"
+
+
+def test_each_place_admits_the_same_pythons(declared):
+    for minor in range(8, 17):
+        version = f"3.{minor}"
+        is_supported = version in PYTHONS
+        assert (f"{version}.5" in SpecifierSet(declared["python_requires"])) == is_supported, version
+        assert (check_python((3, minor)) is None) == (version in devices.CPU.pythons) == is_supported, version
+    ends = ["({}, {})".format(*version.split(".")) for version in (PYTHONS[0], PYTHONS[-1])]
+    assert f"{ends[0]} <= sys.version_info[:2] <= {ends[1]}" in (ROOT / "run_scripts/lib.sh").read_text()
+    proof = (ROOT / "run_scripts/proof.sh").read_text()
+    assert f"PYTHON_VERSIONS=({' '.join(PYTHONS)})" in proof and f"ENDS=({PYTHONS[0]} {PYTHONS[-1]})" in proof
+    night = (ROOT / ".github/workflows/night.yml").read_text().split()
+    assert {word for word in night if word.startswith("3.")} == set(PYTHONS)
 
 
 @pytest.mark.parametrize("python", PYTHONS)
