@@ -14,7 +14,6 @@ from ..utils.checksums import hash_file
 from ..utils.errors import ModelError
 from ..utils.files import atomic_write, is_address, make_output_dir, meant_path, refused_offline
 from ..utils.log import get_logger, progress
-from ..utils.machine.hub_names import network_errors
 from ..utils.processes.ranks import World, barrier
 from ..utils.store.cache import input_path
 from ..utils.variables import is_offline
@@ -156,6 +155,8 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
     from paddlenlp.utils.download.bos_download import bos_download
     from paddlenlp.utils.env import MODEL_HOME
 
+    from ..utils.machine.hub_names import network_errors
+
     folder = Path(MODEL_HOME, repository)
 
     def has(name: str, files) -> bool:
@@ -180,6 +181,8 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
 def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    from ..utils.machine.hub_names import network_errors
 
     wanted = [subfolder] if subfolder else [name for names in folders.values() for name in names]
     extra = ["tokenizer"] * ("text_encoder" in folders) + ["scheduler"] * (not subfolder)

@@ -41,7 +41,6 @@ from ...utils.files import (
 )
 from ...utils.finished import JobFolder, Piece, find_finished, finish, list_pieces, make_key, take_state
 from ...utils.log import get_logger, progress
-from ...utils.machine.hub_names import network_errors
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.stages import Stage, run_stage, tell
 from ...utils.text import print_report
@@ -403,6 +402,8 @@ def _list_hub(entry: Entry, source: Source) -> dict[str, dict]:
     """Files of a repository by name. Raises DataError, EnvironmentProblem."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
+
+    from ...utils.machine.hub_names import network_errors
 
     api = HfApi()
     try:

@@ -27,7 +27,6 @@ from ...families.ldm_build import tokenizer_source
 from ...networks.configs import check_tokenizer_fit
 from ...utils.errors import ConfigError, ModelError, PpldmError
 from ...utils.machine import devices, resources
-from ...utils.machine.hub_names import network_errors
 from ...utils.processes.ranks import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
@@ -128,6 +127,8 @@ def _look_at_access(recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
 def _ask_hub(flag: str, name: str) -> Finding:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
+
+    from ...utils.machine.hub_names import network_errors
 
     repository = "/".join(name.split("/")[:2])
     try:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from .. import variables
 from ..errors import debugging
 from ..log import get_logger
-from . import hub_names
 from .devices import installed_kind
 from .resources import count_usable_cores, read_cpu, usable_memory_bytes
 
@@ -118,6 +117,8 @@ def keep_compiled(compiler: Callable, function):
 
 
 VERSION = "3.0.0b4"  # whose folders these are; another version is imported as it is
+# Versions that have all that paddlenlp and ppdiffusers import of them.
+_HUBS, _COMPLETE = ("huggingface_hub", "aistudio-sdk"), ("0.25.2", "0.2.6")
 _LIGHT = {"data", "generation", "layers", "ops", "quantization", "transformers", "utils", "version"}
 
 
@@ -128,7 +129,9 @@ class _LightPaddleNLP(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name, path, target=None):
         package, _, rest = name.partition(".")
-        if name in ("paddlenlp", "ppdiffusers"):
+        if name in ("paddlenlp", "ppdiffusers") and tuple(map(importlib.metadata.version, _HUBS)) != _COMPLETE:
+            from . import hub_names
+
             hub_names.provide()
         if name == "ppdiffusers.utils.load_utils":
             return _keeping_numpys_bool(importlib.machinery.PathFinder.find_spec(name, path))
