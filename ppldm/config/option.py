@@ -340,7 +340,7 @@ def format_default(value) -> str | None:
     return f"{value:g}" if isinstance(value, float) else str(value) or None
 
 
-def value_after_each(formatter: Any = argparse.HelpFormatter) -> Any:
+def flag_formatter(formatter: Any = argparse.HelpFormatter) -> Any:
     """A class of argparse's that shows a flag's value after each of its names; Python 3.13 has it after the last."""
 
     def show_flag(self, action) -> str:
@@ -354,7 +354,7 @@ def value_after_each(formatter: Any = argparse.HelpFormatter) -> Any:
 
 def show_values(parser: argparse.ArgumentParser) -> None:
     """In the help of a parser of fastcore's: placeholders in place of types, and defaults as a user types them."""
-    parser.formatter_class = value_after_each(parser.formatter_class)
+    parser.formatter_class = flag_formatter(parser.formatter_class)
     for action in parser._actions:
         if action.option_strings and action.nargs != 0 and not action.choices:
             named = action.metavar and not action.metavar.startswith("(")

@@ -11,7 +11,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ..config.option import parse_known_or_suggest, value_after_each
+from ..config.option import flag_formatter, parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
 from ..utils.machine.devices import installed_kind
 from ..utils.machine.resources import count_usable_cores
@@ -94,7 +94,7 @@ def make_parser() -> argparse.ArgumentParser:
         "first line says file_name,text), from text files beside the pictures, or from their names (red_car_03.jpg); "
         "its recipes lie in OUT, to be changed.",
         epilog=_EPILOG,
-        formatter_class=value_after_each(),
+        formatter_class=flag_formatter(),
     )
     parser.add_argument("--pictures", type=_folder, metavar="FOLDER",
                         help="the pictures of a folder and below it (default: the demo's drawings)")  # fmt: skip

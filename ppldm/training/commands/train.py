@@ -22,15 +22,7 @@ from typing import Any
 
 from ...config.load import file_layers, flag_layer, last_value, list_presets, override_layer, preset_path, where_of
 from ...config.network_files import find_network_file
-from ...config.option import (
-    Option,
-    add_options,
-    explain_unknown,
-    given_options,
-    options,
-    parse_known,
-    value_after_each,
-)
+from ...config.option import Option, add_options, explain_unknown, flag_formatter, given_options, options, parse_known
 from ...config.recipe import (
     SECTIONS,
     Recipe,
@@ -263,7 +255,7 @@ def make_parser(loop: bool, config: type = LdmConfig, prog: str | None = None) -
         epilog="On CPUs, threads and MKL's path are chosen before Paddle is loaded, and said in the log: what the "
         "environment sets already stays (OMP_NUM_THREADS, MKL_DEBUG_CPU_TYPE), and PPLDM_NO_CPU_TUNING=1 chooses "
         "nothing and computes with Paddle's own operators. PPLDM_DEBUG=1 shows tracebacks and the libraries' own logs.",
-        formatter_class=lambda prog: value_after_each()(prog, max_help_position=30, width=100),
+        formatter_class=lambda prog: flag_formatter()(prog, max_help_position=30, width=100),
     )
     _add_source_flags(parser)
     if prog:  # the command starts processes, which the scripts leave to their launcher
