@@ -347,7 +347,7 @@ def write_shards(folder: Path, place: str, rows: Iterable[Row], suffix: str = ""
     """Write rows into a folder as shards of about SHARD_BYTES, compressed by `suffix` ".zstd". What `index.json` says
     of each, if it lies where the folder is `place`. Columns: `caption` (str), `jpg` (jpeg: the picture's file, which
     MosaicML's library opens by what it is), `control_image` (bytes) where a row of the shard has one, and as JSON each
-    further field of the metadata, null where a row lacks it. Raises OSError."""
+    further field of the metadata, null where a row lacks it; one of these names is left out. Raises OSError."""
     import pyarrow as pa
 
     shards, compression = [], _CODECS.get(suffix)

@@ -356,10 +356,11 @@ def find_units(path, has_control: bool = False, idx_to_prompt: Path | None = Non
     of their names. At an address: tars and parquet files; all else is refused. `idx_to_prompt`: a file of captions by
     class, for tars with `.cls`, or pictures in folders by class. Raises ConfigError, DataError.
     """
+    if idx_to_prompt:
+        read_class_prompts(str(idx_to_prompt))  # what is wrong with it is said first
     units = _find_units(as_path(path), has_control, idx_to_prompt)
     if not idx_to_prompt:
         return units
-    read_class_prompts(str(idx_to_prompt))
     if not all(isinstance(unit, TarUnit | CsvUnit) for unit in units):
         raise ConfigError(f"--idx-to-prompt is for tars with .cls, and pictures in folders by class; {path} is neither")
     return [replace(unit, idx_to_prompt=idx_to_prompt) if isinstance(unit, TarUnit) else unit for unit in units]

@@ -88,8 +88,9 @@ def get(
         raise ConfigError(f"{overrides[0]} is for sets of URLs, and {name} has pictures; omit it")
     if entry.withdrawn:
         get_logger().warning("%s: %s", name, entry.withdrawn)
-    if min(min_size or 0, short_side or 0) < 0:
-        raise ConfigError(f"--min-size is {min_size}, --short-side {short_side}; they must be 0 or more")
+    for flag, pixels in (("--min-size", min_size), ("--short-side", short_side)):
+        if pixels is not None and pixels < 0:
+            raise ConfigError(f"{flag} is {pixels}; it must be 0 or more")
     words = tuple(shlex.split(precompute)), tuple(overrides)
     more = *words, min_size, short_side
     request = Request(entry, size, local_path(out), links, num_workers, master, remove_archives, *more)
