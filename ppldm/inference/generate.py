@@ -14,10 +14,10 @@ from ..networks.engine import Dtype, Engine
 from ..utils.machine.devices import use_device
 from ..utils.text import print_report
 from ..weights.fetch import check_name
-from ..weights.lora.flag import Loras, check_loras
+from ..weights.lora.flag import Inversions, Loras, check_loras
 from .pictures.ask import OF_MODEL, GuideModel, Interval, check_likeness, plan_of
 from .pictures.draw import check_folder, describe_source, draw_plan, estimate, free_folder, write_summary
-from .pictures.plan import Plan
+from .pictures.plan import FILES, Plan
 from .prompt_weights import describe_prompts
 
 _Scales = Annotated[list[float], {"nargs": "+", "type": float, "metavar": "S"}]
@@ -65,6 +65,7 @@ def generate(
     controlnet: str = None,  # control network of Stable Cascade's stage C, checkpoint or folder, with --control
     guide_model: GuideModel = None,
     lora: Loras = None,
+    textual_inversion: Inversions = None,
     tokenizer: str = None,  # tokenizer folder, where the model brings none
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
     rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of pure noise, and does not say so
@@ -77,8 +78,7 @@ def generate(
     """Draw pictures of prompts with a trained model, and a grid of them."""
     from ..utils.entry import entry
 
-    asked = SimpleNamespace(**locals())
-    plan = plan_of(asked)
+    plan = plan_of(asked := SimpleNamespace(**locals()))
     asked.out, asked.lora = None if out is None else check_folder(plan, out), check_loras(asked.lora)
     check_name(asked.model)
     with entry(threads=1 if asked.exact else None, meets=True):
@@ -105,7 +105,9 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     world = join_world()
     quiet_libraries()
     told = {name: getattr(asked, name) for name in OF_MODEL}
-    pipeline = load(asked.model, lora=asked.lora, offline=asked.offline, engine=asked.engine, dtype=asked.dtype, **told)
+    files = {name: getattr(asked, name) or () for name in FILES}
+    computed = {"offline": asked.offline, "engine": asked.engine, "dtype": asked.dtype}
+    pipeline = load(asked.model, **files, **computed, **told)
     seed = secrets.randbelow(2**31) if plan.seed == -1 else plan.seed
     source = describe_source(asked.model, asked.offline, **told) if world.is_main else None
     seed, source = gather_objects((seed, source), world)[0]

@@ -28,6 +28,7 @@ from ..weights.fill import fill_component
 from ..weights.folders import CHECKPOINT, FOLDER, whole_model
 from ..weights.lora.merge import add_loras
 from ..weights.source import open_model
+from ..weights.textual_inversion import add_inversions
 from ..weights.write import metadata_of
 from .beginning import check_sides
 from .pipeline import TextStates, TextToImage, check_keywords
@@ -52,6 +53,7 @@ def load(
     original_config_file=None,
     tokenizer=None,
     lora: Sequence[str] = (),
+    textual_inversion: Sequence[str] = (),
     offline: bool = False,
     decoder=None,
     controlnet=None,
@@ -65,9 +67,10 @@ def load(
     a single file (CompVis' .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name. `ema`: a checkpoint's averaged
     weights, or a .ckpt's. `original_config_file`: the YAML file of a .ckpt, or config.json of the VAE of a checkpoint
     without model.json. `tokenizer`: a folder with vocab.txt, where the model brings none. `lora`: files to merge, each
-    with its weight, as "FILE:0.8". `offline`: never touch the network. `decoder`: stage B of Stable Cascade, for its
-    stage C; `controlnet`: a control network of that. `prediction_type`, `rescale_betas_zero_snr`: of a single file that
-    does not say it: epsilon or v_prediction; trained to a last timestep of pure noise. `engine`, `dtype`: one of
+    with its weight, as "FILE:0.8". `textual_inversion`: files whose vectors a token stands for, as "FILE" or
+    "FILE:TOKEN". `offline`: never touch the network. `decoder`: stage B of Stable Cascade, for its stage C;
+    `controlnet`: a control network of that. `prediction_type`, `rescale_betas_zero_snr`: of a single file that does not
+    say it: epsilon or v_prediction; trained to a last timestep of pure noise. `engine`, `dtype`: one of
     `engine.ENGINES` and `engine.DTYPES`, by default eager and float32. `guide_model`: a worse model of the same kind
     that guides it (`methods.autoguidance`). Raises ModelError, ConfigError."""
     engine, dtype = engine or EAGER, dtype or FLOAT32
@@ -78,17 +81,15 @@ def load(
     if prior := source.stages():
         asked = {"--engine": engine != EAGER, "--dtype": dtype != FLOAT32, "--prediction-type": prediction_type}
         asked |= {"--rescale-betas-zero-snr": rescale_betas_zero_snr, "--guide-model": guide_model}
-        _refuse(asked, "not for Stable Cascade")
+        _refuse(asked | {"--textual-inversion": bool(textual_inversion)}, "not for Stable Cascade")
         return load_stages(prior, path, decoder, controlnet, ema=ema, tokenizer=tokenizer, lora=lora, offline=offline)
     _refuse({"--decoder": decoder, "--controlnet": controlnet}, f"for stage C of Stable Cascade, and {path} is none")
     weights = add_loras(source.read(), lora)
     require_components(whole_model(weights.components), weights, path)
-    folder = tokenizer or weights.tokenizer
-    if folder is None:
-        raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
-    model, metadata = build_model(weights, path), _read_metadata(weights, path)
+    metadata = _read_metadata(weights, path)
+    weights, loaded = _add_tokens(weights, path, tokenizer, metadata["model_max_length"], textual_inversion)
+    model = build_model(weights, path)
     model.usual = drawing_of(metadata, model.process, path)
-    loaded = load_tokenizer(folder, metadata["model_max_length"])
     if lora:
         loaded.seen = None  # it was trained on further captions
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
@@ -97,14 +98,27 @@ def load(
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
     pipeline = TextToImage(model, loaded, metadata["resolution"], lora, computed, autocast)
-    example = weights.metadata.get("example_prompt")
-    pipeline.example_prompt = example if isinstance(example, str) else ""
+    pipeline.textual_inversion = [*textual_inversion]
+    if isinstance(example := weights.metadata.get("example_prompt"), str):
+        pipeline.example_prompt = example
     if guide_model is not None:
-        own = ema and open_model(guide_model, offline).form != FOLDER  # a pipeline has one set of weights
         alike = {"tokenizer": tokenizer, "offline": offline, "engine": engine, "dtype": dtype}
-        guide = load(guide_model, ema=own, original_config_file=original_config_file, **alike)
-        pipeline.guide_by(guide, guide_model)
+        more = {"original_config_file": original_config_file, "textual_inversion": textual_inversion}
+        pipeline.guide_by(_load_guide(guide_model, ema, **alike, **more), guide_model)
     return pipeline
+
+
+def _add_tokens(weights: Weights, path, tokenizer, max_length: int, textual_inversion: Sequence[str]):
+    """(the model at `path`, its tokenizer or that of the folder `tokenizer`), with the tokens of textual inversions."""
+    folder = tokenizer or weights.tokenizer
+    if folder is None:
+        raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
+    return add_inversions(weights, load_tokenizer(folder, max_length), textual_inversion)
+
+
+def _load_guide(place, ema: bool, offline: bool, **alike) -> TextToImage:
+    own = ema and open_model(place, offline).form != FOLDER  # a pipeline has one set of weights
+    return load(place, ema=own, offline=offline, **alike)
 
 
 def _refuse(asked: dict, why: str) -> None:

@@ -88,6 +88,7 @@ class TextToImage:
     ):
         self.model, self.tokenizer, self.resolution, self.lora = model, tokenizer, resolution, list(lora)
         self.computed, self._autocast = computed, autocast
+        self.textual_inversion: list[str] = []  # files whose vectors tokens of its prompts stand for
         self.example_prompt = ""  # one that its training has shown, where that is known
         self._states, self._drawn_with = TextStates(model, tokenizer), (model,)
         self.guide: TextToImage | None = None

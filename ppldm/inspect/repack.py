@@ -9,6 +9,9 @@
 Captions and image bytes stay what they are; `width` and `height` of the metadata become the image's own. A part is
 finished when its record fits the content of its source (`ppldm.utils.finished`).
 
+`--format mds` writes MosaicML's shards in their place, in a folder for each part, OUT/parts/00000/shard.00000.mds, and
+OUT/parts/index.json with all of them, for `StreamingDataset(local="OUT/parts")`. `mds.zstd` compresses them.
+
 `--in-place` rewrites parts of ordinary gzip under their own names, one after the other, line by line; to every other
 reader they are ordinary gzip still. Files of other formats are refused: they can hold what a part does not.
 """
@@ -28,6 +31,7 @@ from ..data.formats.base import indexing, is_gzip
 from ..data.formats.csv_table import list_images
 from ..data.formats.index import GZIP_MEMBERS, find_stored
 from ..data.formats.layouts import CONTROL_LAYOUT, DEFAULT_LAYOUT, LAYOUTS, get_layout
+from ..data.formats.mds import STATED, write_shards
 from ..data.formats.part import (
     PackedRows,
     Part,
@@ -41,7 +45,7 @@ from ..data.formats.part import (
 )
 from ..data.formats.row import BOM, EXAMPLES_PER_REASON, Row, Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
-from ..utils.files import write_json
+from ..utils.files import atomic_dir, remove_leftovers, remove_path, write_json
 from ..utils.finished import JobFolder, Piece, finish, list_pieces, make_key
 from ..utils.log import get_logger, progress
 from ..utils.processes.workers import check_workers, map_unordered
@@ -49,11 +53,14 @@ from ..utils.store.cache import address_of, in_store
 from ..utils.text import print_report
 from .parts import PartName, list_parts, open_rows
 
+_SUFFIXES = {"mds": "", "mds.zstd": ".zstd"}  # of the shards' compression
+
 
 def repack(
     filelists: Annotated[str, {"nargs": "+", "metavar": "FILELIST"}],  # filelists, lists of filelists, or folders
     out: str = "",  # folder for parts and filelists; made if missing
     in_place: bool = False,  # in place of --out: rewrite parts of ordinary gzip under their own names
+    format: Annotated[str, {"choices": ["part", *_SUFFIXES]}, "what is written; MDS for MosaicML's streaming"] = "part",
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     num_workers: int = 0,  # processes; 0 means one per core, and one with --in-place. The output does not depend on it
     redo: bool = False,  # make parts again that were made of other filelists, or read in another way
@@ -70,11 +77,13 @@ def repack(
     """
     if bool(out) == in_place:
         raise ConfigError("say where the parts go: --out DIR, or --in-place")
+    if in_place and format != "part":
+        raise ConfigError(f"only parts are rewritten in place; name --out DIR for --format {format}")
     parts = list_parts(filelists, layout)
     if in_place:
         manifest = repack_in_place(parts, check_workers(num_workers or 1))
     else:
-        manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo)
+        manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo, format)
     print_report(manifest, partial(_describe, out), json)
 
 
@@ -126,8 +135,11 @@ def _repack_in_place(part: PartName) -> dict:
 
 @dataclass(frozen=True)
 class _Task:
+    """`path`: a part file, or a folder of MDS shards."""
+
     part: PartName
     path: Path
+    format: str
 
     def run(self) -> dict:
         """The record of the part, which is made unless it is finished."""
@@ -139,53 +151,82 @@ class _Task:
         if source.idx_to_prompt:
             pieces.append(Piece(source.idx_to_prompt, "idx_to_prompt"))
         settings = {"path": os.path.abspath(path), "format": source.format, "layout": source.layout}
+        settings |= {"written as": self.format} if self.format in _SUFFIXES else {}
         record_path = self.path.parent.parent / ".repack" / f"{self.path.name}.json"
         key = make_key(settings, pieces, record_path)  # before the first row is read, so that a later change is seen
         return finish(record_path, key, self._is_whole, self._write)[0]
 
     def _is_whole(self, record: dict) -> bool:
-        with suppress(PartError):
+        with suppress(PartError, OSError):
+            if self.format in _SUFFIXES:
+                parts, files = self.path.parent, map(_stored, record["shards"])
+                return all((parts / one["basename"]).stat().st_size == one["bytes"] for one in files)
             summary = Part.summarize(self.path)
             return summary is not None and summary.rows == record["rows_out"]
         return False
 
     def _write(self) -> dict:
-        Path(self.path.parent.parent, "manifest.json").unlink(missing_ok=True)  # from here on it would lie
+        for name in ("manifest.json", f"parts/{STATED}"):  # from here on they would lie
+            Path(self.path.parent.parent, name).unlink(missing_ok=True)
         skipped, examples = Counter(), []
         with closing(open_rows(self.part)) as part:
             rows = _usable_rows(part, skipped, examples)
             first = next(rows, None)
             if first is None:
                 raise DataError(f"none of the {len(part)} rows of {part.path} can be used: {'; '.join(examples)}")
-            index = write_part(self.path, chain([first], rows))
-            return {"rows_in": len(part), "rows_out": len(index.offsets), "skipped": dict(sorted(skipped.items()))}
+            rows, shards = chain([first], rows), {}
+            if self.format in _SUFFIXES:
+                with atomic_dir(self.path) as folder:
+                    shards["shards"] = write_shards(folder, self.path.name, rows, _SUFFIXES[self.format])
+            else:
+                write_part(self.path, rows)
+            skipped = dict(sorted(skipped.items()))
+            return {"rows_in": len(part), "rows_out": len(part) - sum(skipped.values()), "skipped": skipped, **shards}
+
+    def files(self, record: dict) -> list[str]:
+        """What was written, for a filelist."""
+        names = [_stored(shard)["basename"] for shard in record.get("shards", ())]
+        return [f"parts/{name}" for name in names or [self.path.name]]
 
 
-def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False) -> dict:
+def _stored(shard: dict) -> dict:
+    """Of what `index.json` says of a shard, what it says of its file."""
+    return shard["zip_data"] or shard["raw_data"]
+
+
+def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False, format: str = "part") -> dict:
     """Repack parts into the folder `out` and return the manifest. Raises ConfigError, OutputError, DataError."""
-    tasks = [_Task(part, out / "parts" / f"part-{number:05}.gz") for number, part in enumerate(parts)]
+    name = "{:05}" if format in _SUFFIXES else "part-{:05}.gz"
+    tasks = [_Task(part, out / "parts" / name.format(number), format) for number, part in enumerate(parts)]
     known = {task.path.name for task in tasks} | {path.stem for path in (out / ".repack").glob("*.json")}
-    if any(path.name not in known for path in (out / "parts").glob("*.gz")):
+    if any(path.name not in known for path in _list_written(out)):
         raise OutputError(f"{out / 'parts'} holds files of another origin; choose another --out, or delete that folder")
     if any(Path(os.path.abspath(task.part.path)).is_relative_to(os.path.abspath(out / "parts")) for task in tasks):
         raise ConfigError(f"--out {out} holds the parts that are to be read; choose another")
     lists = {part.source.path: part.source for part in parts}
     ways = {os.path.relpath(path, out): [source.format, source.layout] for path, source in lists.items()}
     plan = {"filelists": list(ways), "formats and layouts": list(ways.values())}
+    plan |= {"written as": format} if format in _SUFFIXES else {}
 
     def clear() -> None:
-        for path in (out / "manifest.json", *out.glob("*.filelist"), *out.glob("*.filelist.list")):
+        for path in (
+            out / "manifest.json",
+            out / "parts" / STATED,
+            *out.glob("*.filelist"),
+            *out.glob("*.filelist.list"),
+        ):
             path.unlink(missing_ok=True)
 
     with JobFolder(out, ".repack", "repack", "parts").claimed(plan, redo, clear=clear):
+        remove_leftovers(out / "parts")
         made = map_unordered(_Task.run, tasks, num_workers)
         records = dict(progress(made, total=len(tasks), desc="repack", unit="part"))
         skipped = sum((Counter(record["skipped"]) for record in records.values()), Counter())
         # Those of an earlier, longer state of the same filelists.
-        for path in sorted({*(out / "parts").glob("*.gz")} - {task.path for task in tasks}):
+        for path in sorted({*_list_written(out)} - {task.path for task in tasks}):
             get_logger().info("removing %s: the filelists have fewer parts than before", path)
             for one in (out / "manifest.json", out / ".repack" / f"{path.name}.json", path, index_path(path)):
-                one.unlink(missing_ok=True)
+                remove_path(one)
         manifest = {
             **{name: sum(record[name] for record in records.values()) for name in ("rows_in", "rows_out")},
             "skipped": dict(sorted(skipped.items())),
@@ -200,12 +241,20 @@ def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool 
             get_logger().warning("some filelists come with weights and others without; the new list has none")
         for number, (source, own) in enumerate(groupby(tasks, key=lambda task: task.part.source)):
             name = f"{number}-{source.path.name.removesuffix('.filelist')}.filelist"
-            write_filelist(out / name, [f"parts/{task.path.name}" for task in own])
-            weight = f" {source.weight:g}" if weighted else ""
-            lines.append(name + weight + (f" layout={CONTROL_LAYOUT}" if source.layout == CONTROL_LAYOUT else ""))
+            write_filelist(out / name, [file for task in own for file in task.files(records[task])])
+            line = name + (f" {source.weight:g}" if weighted else "") + (" format=mds" if format in _SUFFIXES else "")
+            lines.append(line + (f" layout={CONTROL_LAYOUT}" if source.layout == CONTROL_LAYOUT else ""))
+        if format in _SUFFIXES:
+            shards = [shard for task in tasks for shard in records[task]["shards"]]
+            write_json(out / "parts" / STATED, {"shards": shards, "version": 2})
         write_filelist(out / "repacked.filelist.list", lines)
         write_json(out / "manifest.json", manifest)
         return manifest
+
+
+def _list_written(out: Path) -> list[Path]:
+    """The parts and folders of shards that are there."""
+    return [*(out / "parts").glob("*.gz"), *(path for path in (out / "parts").glob("[0-9]*") if path.is_dir())]
 
 
 def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[Row]:

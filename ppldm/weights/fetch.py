@@ -6,7 +6,9 @@ nothing else; files are compared with the hub's SHA-256. Single files from elsew
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +21,11 @@ from ..utils.store.cache import input_path
 from ..utils.variables import is_offline
 from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS
 
-_ALL_FOLDERS = FOLDERS | FURTHER_FOLDERS
-_COMPONENTS = ("tokenizer", *(name for names in _ALL_FOLDERS.values() for name in names))
+ALL_FOLDERS = FOLDERS | FURTHER_FOLDERS
+_COMPONENTS = ("tokenizer", *(name for names in ALL_FOLDERS.values() for name in names))
 _SMALL = ("*.json", "vocab.txt", "merges.txt")
 PACKAGED = Path(__file__).parents[1] / "config/weights"  # trained networks that come with the package, by name
-_SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
+SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
 RANDOM = "random"  # in place of a path, where random weights will do
 _SECONDS, _BLOCK_BYTES = 30.0, 1 << 20
 
@@ -48,7 +50,7 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
     pieces = text.split("/")
     world = World.detect()
     repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
-    folders = {kind: _ALL_FOLDERS[kind] for kind in kinds}
+    folders = {kind: ALL_FOLDERS[kind] for kind in kinds}
     if world.is_main and not is_offline(offline):
         get_logger().info("there is no folder %s here (%s): fetching the model of this name", text, meant_path(text))
         folder = _fetch(repository, subfolder, folders, local_only=False)
@@ -81,7 +83,7 @@ def find_weights(name_or_path, files: Mapping[str, PublishedFile], offline: bool
     except ModelError as error:
         names = f"a name ({', '.join(files)})" if files else "a name such as openai/clip-vit-base-patch32"
         raise ModelError(f"{error}, or give {names}") from error
-    folder = _snapshot(str(name_or_path), "", _SIDE_BY_SIDE, is_offline(offline))
+    folder = _snapshot(str(name_or_path), "", SIDE_BY_SIDE, is_offline(offline))
     _check_sums(folder)
     return folder
 
@@ -141,7 +143,7 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
         folder = _snapshot(repository, subfolder, folders, local_only)
         names = [name for names in folders.values() for name in names]
         if not subfolder and len(folders) == 1 and not any((folder / name).is_dir() for name in names):
-            return _snapshot(repository, "", _SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
+            return _snapshot(repository, "", SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
         return folder
     except ModelError:
         if folder := _fetch_from_paddle(repository, subfolder, folders, local_only):
@@ -180,41 +182,55 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
 
 def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    from ..utils.machine.hub_names import network_errors
+    wanted, patterns = patterns_of(subfolder, folders)
+    with naming_hub_errors("/".join(filter(None, (repository, subfolder))), local_only):
+        folder = Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local_only))
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
+        if pickled := pickles_of(names, wanted):
+            snapshot_download(repository, allow_patterns=pickled, local_files_only=local_only)
+    return folder
 
+
+def patterns_of(subfolder: str, folders) -> tuple[list[str], list[str]]:
+    """(how files of the wanted components begin, patterns of files without pickles)."""
     wanted = [subfolder] if subfolder else [name for names in folders.values() for name in names]
     extra = ["tokenizer"] * ("text_encoder" in folders) + ["scheduler"] * (not subfolder)
     within = {name: f"{name}/" if name else "" for name in (*wanted, *extra)}
     patterns = [f"{folder}{small}" for folder in within.values() for small in _SMALL] + ["*.json"]
-    asked = "/".join(filter(None, (repository, subfolder)))
+    places = [within[name] for name in wanted]
+    return places, [*patterns, *(f"{place}*.safetensors" for place in places)]
+
+
+def pickles_of(names: Iterable[str], places: list[str]) -> list[str]:
+    """Patterns of pickles, of those places that have files, but no .safetensors right in them."""
+    own = {place: [name.removeprefix(place) for name in names if name.startswith(place)] for place in places}
+    lacking = (
+        place for place, those in own.items() if not any(re.fullmatch(r"[^/]*\.safetensors", one) for one in those)
+    )
+    return [f"{place}*.bin" for place in lacking if own[place]]
+
+
+@contextmanager
+def naming_hub_errors(asked: str, local_only: bool) -> Iterator[None]:
+    """What the hub answers within it is a ModelError."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    from ..utils.machine.hub_names import network_errors
+
     try:
-        folder = Path(
-            snapshot_download(
-                repository,
-                allow_patterns=[*patterns, *(f"{within[name]}*.safetensors" for name in wanted)],
-                local_files_only=local_only,
-            )
-        )
-        pickled = [
-            f"{within[name]}*.bin"
-            for name in wanted
-            if (folder / name).is_dir() and not any((folder / name).glob("*.safetensors"))
-        ]
-        if pickled:
-            snapshot_download(repository, allow_patterns=pickled, local_files_only=local_only)
-        return folder
-    except LocalEntryNotFoundError as error:
+        yield
+    except (HfHubHTTPError, HFValidationError, *network_errors(), OSError) as error:
+        answered = isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError)
+        if answered or not isinstance(error, (LocalEntryNotFoundError, *network_errors())):
+            raise ModelError(
+                f"there is no folder {asked} here ({meant_path(asked)}), and the hub gives no model of that name "
+                f"({str(error).splitlines()[0]})"
+            ) from error
         raise ModelError(
             f"there is no folder {asked} here ({meant_path(asked)}), no model of that name in the cache, and the "
             f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
             "download the model first on every machine, where the network is, or name a mirror in HF_ENDPOINT"
-        ) from error
-    except (HfHubHTTPError, HFValidationError, *network_errors(), OSError) as error:
-        raise ModelError(
-            f"there is no folder {asked} here ({meant_path(asked)}), and the hub gives no model of that name "
-            f"({str(error).splitlines()[0]})"
         ) from error
 
 

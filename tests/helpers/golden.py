@@ -33,6 +33,7 @@ SCRIPTS = (
     *("examples/train_autoencoder.py", "examples/train_txt2img_laion400m_no_trainer.py"),
     *("examples/train_txt2img_laion400m_trainer.py", "examples/generate_images.py", "examples/draw_client.py"),
     *("run_scripts/accept_gpu.py", "run_scripts/setup.sh", "run_scripts/test.sh"),
+    *("run_scripts/laion_filter_metadata.py", "run_scripts/laion_to_csv.py"),
 )
 MODULES = ("ppldm.utils.machine.devices", "ppldm.utils.machine.setup_plan", "ppldm.demo.quickstart")
 # What a command line of errors.txt may read.

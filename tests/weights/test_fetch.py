@@ -43,7 +43,11 @@ class Hub(BaseHTTPRequestHandler):
         headers, body, status = {}, b"", 200
         if self.path.startswith("/api/models/owner/model"):
             body = json.dumps(
-                {"id": "owner/model", "sha": COMMIT, "siblings": [{"rfilename": f} for f in files]}
+                {
+                    "id": "owner/model",
+                    "sha": COMMIT,
+                    "siblings": [{"rfilename": f, "size": (self.folder / f).stat().st_size} for f in files],
+                }
             ).encode()
         elif self.path.startswith("/models/community/owner/paddle/"):
             # Paddle's server: files alone.
@@ -358,3 +362,55 @@ def test_offline_by_environment(monkeypatch, name):
     assert not is_offline() and is_offline(True)
     monkeypatch.setenv(name, "1")
     assert is_offline()
+
+
+def command(hub, *words) -> subprocess.CompletedProcess:
+    code = (
+        "from ppldm.cli.main import run\n"
+        "from ppldm.utils.errors import exit_on_error\n"
+        f"with exit_on_error():\n    run(['fetch', *{words}])\n"
+    )
+    return fetch(hub, "", code=code)
+
+
+@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["owner/model", "owner/model/vqvae", "alone"])
+def test_the_command_fetches_what_it_said_before(hub, name):
+    (hub.folder / "vqvae" / "pytorch_model.bin").write_bytes(b"not needed")
+    shutil.move(hub.folder / "unet" / "diffusion_pytorch_model.safetensors", hub.folder.parent / "taken")
+    if name == "alone":
+        name = "owner/model"
+        for path in [*hub.folder.iterdir()]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for file in ("config.json", "model.safetensors", "pytorch_model.bin", "flax_model.msgpack"):
+            (hub.folder / file).write_text("{}")
+    missing = command(hub, name, "--offline")
+    assert missing.returncode == 1 and "network is not to be used" in missing.stderr and not hub.asked
+    planned = json.loads(command(hub, name, "--dry-run", "--json").stdout)
+    assert planned["folder"] is None and not [*hub.home.rglob("*.safetensors")] and planned["bytes"] > 0
+    pickles = [file for file in planned["files"] if file.endswith(".bin")]
+    assert pickles == (["unet/pytorch_model.bin"] if name == "owner/model" and (hub.folder / "unet").is_dir() else [])
+    made = json.loads(command(hub, name, "--json").stdout)
+    lies = Path(made["folder"]).relative_to(hub.home / "hub/models--owner--model/snapshots" / COMMIT)
+    found = {(lies / file).as_posix(): size for file, size in made["files"].items()}
+    assert found == {file: size for file, size in planned["files"].items() if Path(file).is_relative_to(lies)}
+    hub.asked.clear()
+    text = command(hub, name, "--offline").stdout
+    assert (
+        text == f"{name}: {len(found)} files, {sum(found.values()) / 1e6:,.1f} MB; in {made['folder']}\n"
+        and not hub.asked
+    )
+
+
+@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.slow
+def test_the_command_says_what_cannot_be_fetched(hub):
+    hub.imports = PADDLES
+    write_weights(small_weights(), "ppdiffusers", hub.folder.parent / "paddle")
+    for words in (["owner/nothing"], ["owner/nothing", "--dry-run"], ["owner/paddle", "--dry-run"]):
+        done = command(hub, *words)
+        assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("error: there is no folder owner/"), (
+            words
+        )
+    assert "owner/paddle: " in command(hub, "owner/paddle").stdout

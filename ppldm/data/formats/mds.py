@@ -8,13 +8,15 @@ shard, `shard.00000.mds.zstd`, is read from a copy without its compression (`for
 A shard of pictures has an encoded image, a caption, and metadata. A shard of latents, as micro_diffusion writes them,
 has `latents_256` and so on in place of the image: float16 [C, h, w], one sample of the VAE's posterior, times the
 scaling factor. Arrays, pickles and other columns of bytes are not looked at.
+
+`write_shards` writes rows as such shards, which MosaicML's library reads.
 """
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -47,7 +49,8 @@ _NUMBERS = {"int": "<i8"} | {
     for size in sizes
 }
 _TEXTS = ("str", "str_int", "str_float", "json", *_NUMBERS)  # what can be a caption or metadata
-_STATED = "index.json"  # which says how many bytes each shard beside it has, and their hashes
+STATED = "index.json"  # which says how many bytes each shard beside it has, and their hashes
+SHARD_BYTES = 1 << 26  # of pictures and captions in a shard that is written, unless one row has more
 
 
 def unpacked_name(name: str) -> str:
@@ -321,13 +324,13 @@ def _decode(encoding: str, data: bytes, where: str):
 
 def _check_stated(path: Path) -> None:
     """Compare a shard with the bytes and hashes that `index.json` says of it. Raises PartError, OSError."""
-    index, num_bytes = path.with_name(_STATED), path.stat().st_size
+    index, num_bytes = path.with_name(STATED), path.stat().st_size
     stated = _read_stated(index, index.stat().st_mtime_ns).get(path.name, {}) if index.exists() else {}
     if num_bytes != stated.get("bytes", num_bytes):
-        raise PartError(f"{path} has {num_bytes} bytes where {_STATED} says {stated['bytes']}; get it again")
+        raise PartError(f"{path} has {num_bytes} bytes where {STATED} says {stated['bytes']}; get it again")
     for name, digest in stated.get("hashes", {}).items():
         if name in hashlib.algorithms_guaranteed and hash_file(path, name) != digest:
-            raise PartError(f"{path} does not have the {name} that {_STATED} says; get it again")
+            raise PartError(f"{path} does not have the {name} that {STATED} says; get it again")
 
 
 @lru_cache(maxsize=4)
@@ -338,3 +341,59 @@ def _read_stated(path: Path, changed: int) -> dict[str, dict]:
         return {file["basename"]: {"bytes": file["bytes"], "hashes": dict(file["hashes"])} for file in files if file}
     except (AttributeError, KeyError, TypeError, ValueError):  # of something else, or damaged
         return {}
+
+
+def write_shards(folder: Path, place: str, rows: Iterable[Row], suffix: str = "") -> list[dict]:
+    """Write rows into a folder as shards of about SHARD_BYTES, compressed by `suffix` ".zstd". What `index.json` says
+    of each, if it lies where the folder is `place`. Columns: `caption` (str), `jpg` (jpeg: the picture's file, which
+    MosaicML's library opens by what it is), `control_image` (bytes) where a row of the shard has one, and as JSON each
+    further field of the metadata, null where a row lacks it; one of these names is left out. Raises OSError."""
+    import pyarrow as pa
+
+    shards, compression = [], _CODECS.get(suffix)
+    for held in _fill_shards(rows):
+        data, columns = _encode_shard(held)
+        files, name = [], f"shard.{len(shards):05}.mds"
+        for end in dict.fromkeys(("", suffix)):
+            data = pa.Codec(compression).compress(data, asbytes=True) if end else data
+            files.append({"basename": f"{place}/{name}{end}", "bytes": len(data), "hashes": {}})
+        (folder / f"{name}{suffix}").write_bytes(data)  # a frame of zstd with its size, which that library needs
+        raw, packed = [*files, None][:2]
+        shards.append(columns | {"compression": compression, "samples": len(held), "raw_data": raw, "zip_data": packed})
+    return shards
+
+
+def _fill_shards(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    held, num_bytes = [], 0
+    for row in rows:
+        size = len(row.caption) + len(row.image) + len(row.control)
+        if held and num_bytes + size > SHARD_BYTES:
+            yield held
+            held, num_bytes = [], 0
+        held.append(row)
+        num_bytes += size
+    yield held
+
+
+def _encode_shard(rows: list[Row]) -> tuple[bytes, dict]:
+    """(a shard without compression, what `index.json` says of its columns)."""
+    columns = {"caption": "str", "jpg": "jpeg"} | (
+        {"control_image": "bytes"} if any(row.control for row in rows) else {}
+    )
+    fields = {name for row in rows for name in row.meta} - {*columns}
+    columns = dict(sorted((columns | dict.fromkeys(fields, "json")).items()))
+    stated = {
+        "column_encodings": [*columns.values()],
+        "column_names": [*columns],
+        "column_sizes": [None] * len(columns),
+    }
+    stated |= {"format": "mds", "hashes": [], "size_limit": SHARD_BYTES, "version": 2}
+    samples = []
+    for row in rows:
+        values = {name: json.dumps(row.meta.get(name)).encode() for name in fields}
+        values |= {"caption": row.caption.encode("utf-8", "replace"), "jpg": row.image, "control_image": row.control}
+        data = [values[name] for name in columns]
+        samples.append(np.array([len(value) for value in data], "<u4").tobytes() + b"".join(data))
+    config = json.dumps(stated).encode()
+    starts = np.cumsum([0, *map(len, samples)]) + 4 * (len(samples) + 2) + len(config)
+    return b"".join([np.array([len(samples), *starts], "<u4").tobytes(), config, *samples]), stated

@@ -7,7 +7,7 @@ files beside the pictures, or the pictures' names, or of a name that says nothin
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +33,7 @@ from ..formats.folder import (
     split_name,
 )
 from ..formats.row import find_name
+from ..formats.tar import read_class_prompts
 
 WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
 _MEASURED = 400  # pictures whose sizes are looked at, evenly spread
@@ -117,11 +118,7 @@ class Survey:
 
     def table_text(self) -> str:
         """Pictures and captions as a table of `format=csv`."""
-        file = io.StringIO()
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(("dir", "text"))
-        rows.writerows((str(path.absolute()), caption) for path, caption in self.captions.items())
-        return file.getvalue()
+        return _table_text(("dir", "text"), ((str(path.absolute()), one) for path, one in self.captions.items()))
 
 
 def survey(folder, flag: str = "--pictures") -> Survey:
@@ -178,9 +175,41 @@ def write_table(folder: Path) -> Path:
         found = survey(folder, "the folder")
     except PpldmError as error:
         raise FilelistError(str(error)) from error
-    path = cache_dir() / f"{digest_of(text := found.table_text())[:16]}-captions.csv"
+    return _keep_table(found.table_text(), found.describe)
+
+
+def write_class_table(folder: Path, idx_to_prompt: Path) -> Path:
+    """The same of pictures in folders by class, of which the file `idx_to_prompt` has the captions: by a folder's name,
+    or if that lacks some of these names, by its number among all of them, sorted. Raises ConfigError."""
+    prompts, by_class = read_class_prompts(str(idx_to_prompt)), dict[str, list[Path]]()
+    for picture in list_pictures(folder):
+        by_class.setdefault(picture.relative_to(folder).parts[0], []).append(picture)
+    numbers = {name: name for name in by_class}
+    if not by_class.keys() <= prompts.keys():
+        numbers = dict(zip(sorted(by_class), map(str, range(len(prompts))), strict=False))
+        if len(by_class) != len(prompts) or not prompts.keys() <= {*numbers.values()}:
+            odd = min(by_class.keys() - prompts.keys())
+            raise ConfigError(
+                f"{folder} has {odd}, which is no class of {idx_to_prompt}, and {len(by_class)} folders where that has "
+                f"{len(prompts)} classes; name folders by class, or give the folders of all classes"
+            )
+    rows = [
+        (str(path.absolute()), prompts[numbers[name]], name) for name in sorted(by_class) for path in by_class[name]
+    ]
+    first = ", ".join(f"{name} is {prompts[numbers[name]]!r}" for name in sorted(by_class)[:3])
+    return _keep_table(_table_text(("dir", "text", "class"), rows), lambda: [f"captions by class: {first}, …"])
+
+
+def _table_text(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows((header, *rows))
+    return file.getvalue()
+
+
+def _keep_table(text: str, describe: Callable[[], list[str]]) -> Path:
+    path = cache_dir() / f"{digest_of(text)[:16]}-captions.csv"
     if not path.is_file():
-        get_logger().info("\n".join(found.describe()))
+        get_logger().info("\n".join(describe()))
         make_output_dir(path.parent)
         write_text(path, text, names=True)
     return path

@@ -13,10 +13,12 @@ transformers' CLIPTokenizerFast. Text is mended by ftfy, as CLIP was trained; no
 numbers, and runs of other characters, and each is merged by pairs (Radford et al. 2021, arXiv:2103.00020, section 2.4).
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
@@ -84,9 +86,11 @@ class WordTokenizer:
     """The ids that a Rust tokenizer gives, in a fraction of its time. tokenizer: puts one special token before a
     caption and one, `end`, behind it. pad: what captions are padded with to `max_length`, or else cut, before `end`.
     `vocab`: the tokens by their ids, those `added` last. `whole`: the Rust tokenizer that neither pads nor cuts.
-    `seen`: all words of the captions that are trained on, as `count_words` has them; None where that is not known."""
+    `seen`: all words of the captions that are trained on, as `count_words` has them; None where that is not known.
+    `runs`: of added tokens that stand for several the text of all of them."""
 
     seen: frozenset[str] | None = None
+    runs: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, tokenizer: Tokenizer, vocab: list[str], added: Sequence[str], max_length: int, pad: str, end: str
@@ -99,6 +103,7 @@ class WordTokenizer:
             if tokenizer.token_to_id(token) != number or any(character.isspace() for character in token):
                 raise ConfigError(f"the token {token!r} cannot be added: it is there, or has spaces; choose another")
         self.vocab, self.added, self.max_length = [*vocab, *added], list(added), max_length
+        self._of_added = re.compile(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})")
         self.end_id = tokenizer.token_to_id(end)  # behind which there is padding only
         self.whole = Tokenizer.from_str(tokenizer.to_str())
         tokenizer.enable_truncation(max_length)
@@ -113,7 +118,9 @@ class WordTokenizer:
 
     def read(self, captions: list[str]) -> list[str]:
         """The captions as their tokens are made of them."""
-        return captions
+        if not self.runs:
+            return captions
+        return [self._of_added.sub(lambda match: self.runs.get(match[0], match[0]), caption) for caption in captions]
 
     def unknown_words(self, captions: list[str]) -> list[str]:
         """The words that the vocabulary lacks, or that are not `seen`, each once, in order."""
@@ -357,7 +364,11 @@ class ClipTokenizer(WordTokenizer):
         return digest_of(["pairs", ids, self._merges, self._pad, *([MENDS] if self.mends else [])])
 
     def read(self, captions: list[str]) -> list[str]:
-        return [*map(_mend, captions)] if self.mends else captions
+        captions = super().read(captions)
+        if not self.mends or not self.added:
+            return [*map(_mend, captions)] if self.mends else captions
+        parts = map(self._of_added.split, captions)  # every other one is added, and stays as it is
+        return [" ".join(_mend(one) if n % 2 == 0 else one for n, one in enumerate(own)) for own in parts]
 
     def decode(self, ids: np.ndarray) -> list[str]:
         """The texts of token ids [N, L] without special tokens, in lower case."""

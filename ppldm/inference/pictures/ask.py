@@ -18,9 +18,10 @@ from ...utils.errors import ConfigError
 from ...utils.log import get_logger
 from ...utils.rng import MAX_SEED
 from ...utils.text import did_you_mean
+from ...weights.lora.flag import split_inversion
 from ..prompt_weights import SYNTAXES, check_syntax
 from ..prompts import MOST_SAMPLES, Request, Wildcards, check_prompt, read_requests
-from .plan import AXES, SCALE, Plan, axis_of, flag_of
+from .plan import AXES, FILES, SCALE, Plan, axis_of, flag_of
 
 Interval = Annotated[list[float], {"nargs": 2, "type": float, "metavar": "SHARE"},
                      "guide only between these shares of noise, as 0.2 0.8; by default always"]  # fmt: skip
@@ -56,6 +57,8 @@ def plan_of(asked: SimpleNamespace) -> Plan:
         _complete(asked, name, value)
     if asked.model is None:
         raise ConfigError("no model; give --model, or --like PICTURE to draw a picture again")
+    for word in asked.textual_inversion or ():
+        split_inversion(word)
     requests = read_wanted(asked.prompts, list(asked.prompt or ()), asked.negative_prompt)
     require_positive(num_samples=asked.num_samples, batch_size=asked.batch_size, columns=asked.columns)
     if asked.num_samples > MOST_SAMPLES:
@@ -203,7 +206,7 @@ def complete_by_picture(asked) -> tuple[tuple[int, int] | None, int]:
     path = Path(asked.like)
     if not path.is_file():
         raise ConfigError(f"--like {path}: there is no such file; give a picture that ppldm has drawn")
-    given = {name for name in (*_OF_PICTURE, "lora", "height", "width") if getattr(asked, name) not in (None, [])}
+    given = {name for name in (*_OF_PICTURE, *FILES, "height", "width") if getattr(asked, name) not in (None, [])}
     given |= {"prompt"} if asked.prompt or asked.prompts else set()
     given |= {"height", "width"} if any(getattr(asked, name) is not None for name in _SIDES) else set()
     record, source = _read(path, asked, given)
@@ -217,7 +220,9 @@ def complete_by_picture(asked) -> tuple[tuple[int, int] | None, int]:
         _complete(asked, name, [record[SCALE]] if name == SCALE else record.get(name))
     if "height" not in given:
         asked.height, asked.width = record["height"], record["width"]
-    asked.exact, asked.lora = asked.exact or record.get("exact", False), asked.lora or record.get("lora")
+    asked.exact = asked.exact or record.get("exact", False)
+    for name in FILES:
+        setattr(asked, name, getattr(asked, name) or record.get(name))
     _complete(asked, "num_samples", 1)
     if asked.model is None:
         if "model" not in source:
@@ -249,10 +254,11 @@ def _read(path: Path, asked, given: set[str]) -> tuple[dict, dict]:
             except ConfigError as error:
                 flag = f"{flag_of(name)}, or " if name in (*_OF_PICTURE, "height", "width", "prompt") else ""
                 raise ConfigError(f"{error}; give {flag}another picture") from error
-        if "lora" not in given and (names := record.get("lora")):
-            if not isinstance(names, list) or len(names) > _MOST_NAMES:
-                raise ConfigError("lora is not a short list of files; give --lora")
-            found["lora"] = [_check_name("lora", name) for name in names]
+        for kind in FILES:
+            if kind not in given and (names := record.get(kind)):
+                if not isinstance(names, list) or len(names) > _MOST_NAMES:
+                    raise ConfigError(f"{kind} is not a short list of files; give {flag_of(kind)}")
+                found[kind] = [_check_name(kind, name) for name in names]
         if not isinstance(source, dict):
             raise ConfigError("source is not an object; give another picture")
         if asked.model is None:

@@ -12,6 +12,7 @@ from ..prompts import Request, Wildcards
 Job = tuple[tuple, int, int]  # (a value on each axis, number of the request, index)
 SCALE = "guidance_scale"
 AXES = ("seed", *(one.name for one in fields(Drawing)))  # what may differ between pictures of a prompt and index
+FILES = ("lora", "textual_inversion")  # what is laid over the weights
 _GRID_NAMES = {"sigmas": "sigma_schedule", "steps": "num_inference_steps"}  # further ones, of `--grid`
 
 
@@ -123,7 +124,7 @@ class Plan:
             "weights": pipeline.fingerprint,
             "exact": self.exact,
             **pipeline.computed,
-            **({"lora": pipeline.lora} if pipeline.lora else {}),
+            **{name: files for name in FILES if (files := getattr(pipeline, name))},
         }
 
 

@@ -31,7 +31,7 @@ from ...data.formats.row import (
     noting_other_text,
 )
 from ...utils.errors import ConfigError, DataError
-from ...utils.files import as_path, remove_path, write_json
+from ...utils.files import as_path, local_path, remove_path, write_json
 from ...utils.finished import JobFolder, find_finished
 from ...utils.log import get_logger, progress
 from ...utils.machine.spark import DRIVER_MEMORY_GB, is_submitted, spark_session_if
@@ -55,6 +55,7 @@ def convert(
     name: str = "custom",  # names the filelists: OUT/NAME.filelist and OUT/NAME.filelist.list
     rows_per_part: int = 1000,  # rows of the input in one part file
     pack_folders: bool = False,  # fill parts with rows of several folders; else each folder makes parts of its own
+    idx_to_prompt: str = "",  # JSON file of captions by class, {"0": "tench"}: for .cls of tars, and folders by class
     layout: str = DEFAULT_LAYOUT,  # control: each row has a second image too, 0000.control.png (docs/controlnet.md)
     size: int = 0,  # shrink pictures with a longer short side to it, in pixels (JPEG at quality 95); 0: none
     quality: int = 0,  # encode JPEG and WebP anew at this quality, 1 to 100; 0 leaves them as they are
@@ -81,7 +82,7 @@ def convert(
     """
     treatment = Treatment(size, quality, format, min_size, normalise, interpolation)
     asked = name, rows_per_part, treatment, num_workers, master, pack_folders, redo, layout
-    asked += read_block_list(block_list), caption_encoding
+    asked += read_block_list(block_list), caption_encoding, idx_to_prompt
     addresses = [name for name in (folder, out) if is_address(name)]
     on_spark = bool(master) or is_submitted()
     if not on_spark and (remote := next(filter(is_remote, addresses), None)):
@@ -95,7 +96,7 @@ def convert(
         print_report(conversion.run(), lambda manifest: describe(manifest) + advice, json)
 
 
-convert.aliases = {"--normalize": "--normalise"}
+convert.aliases = {"--normalize": "--normalise", "--class-mapping": "--idx-to-prompt"}
 
 
 def convert_source(source, out, name: str = "custom", **settings) -> dict:
@@ -127,6 +128,7 @@ class Conversion:
     layout: str = DEFAULT_LAYOUT
     blocked: BlockList = NOTHING
     caption_encoding: str = GUESSED_ENCODING
+    idx_to_prompt: str = ""
 
     def __post_init__(self):
         if not self.name or Path(self.name).name != self.name:
@@ -156,6 +158,7 @@ class Conversion:
         settings = {"source": source, "name": self.name, "rows_per_part": self.rows_per_part}
         settings |= {option: value for option, value in self.treatment.settings().items() if value}
         settings |= {"pack_folders": True} if self.pack_folders else {}
+        settings |= {"captions": "by class"} if self.idx_to_prompt else {}
         settings |= {"layout": self.layout} if self.layout != DEFAULT_LAYOUT else {}
         return settings | self.blocked.settings | encoding_settings(self.caption_encoding)
 
@@ -195,7 +198,8 @@ class Conversion:
         return manifest
 
     def _make_tasks(self) -> list[PartTask]:
-        units = find_units(self.source, self.layout == CONTROL_LAYOUT)
+        classes = local_path(self.idx_to_prompt).absolute() if self.idx_to_prompt else None
+        units = find_units(self.source, self.layout == CONTROL_LAYOUT, classes)
         at_address = isinstance(self.source, AddressPath)
         if at_address:
             counted = part_task.count_on_spark(units, self.rows_per_part, self.master)

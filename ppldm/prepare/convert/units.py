@@ -31,8 +31,8 @@ from ...data.formats.layouts import CONTROL_COLUMNS
 from ...data.formats.mds import MdsLayout, is_packed, open_samples, unpacked_name
 from ...data.formats.parquet_table import open_table, read_records, split_record
 from ...data.formats.row import Row
-from ...data.formats.tar import read_samples, scan_samples
-from ...data.text.survey import has_captions_beside, write_table
+from ...data.formats.tar import read_class_prompts, read_samples, scan_samples
+from ...data.text.survey import has_captions_beside, write_class_table, write_table
 from ...utils.errors import ConfigError, DataError, PartError, RowError
 from ...utils.files import as_path, meant_path
 from ...utils.finished import Piece
@@ -109,18 +109,27 @@ class FolderUnit(Unit):
         return (samples[number] for number in range(span.start, min(span.stop, len(samples))))
 
 
+@dataclass(frozen=True)
 class TarUnit(Unit):
-    """A tar of samples. Where it is damaged, the samples before are rows, and the rest is one bad row, "tar"."""
+    """A tar of samples. Where it is damaged, the samples before are rows, and the rest is one bad row, "tar".
+    `idx_to_prompt`: the file with the captions of the classes that `.cls` has; None without."""
+
+    idx_to_prompt: Path | None = None
+
+    def input_pieces(self, span: Span) -> list[Piece]:
+        table = [Piece(self.idx_to_prompt, "idx_to_prompt")] if self.idx_to_prompt else []
+        return super().input_pieces(span) + table
 
     def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
         left, problem = span.rows, f"{self.path.name} is damaged at its end; get it again"
+        prompts = read_class_prompts(str(self.idx_to_prompt)) if self.idx_to_prompt else None
         with open(self.path, "rb") as file:
             file.seek(span.start)
             try:
                 with closing(read_samples(file, self.path)) as samples:
                     for key, files in islice(samples, span.rows):
                         left -= 1
-                        own = Path(key).name, [*files.items()], self.path.name, None, self.has_control
+                        own = Path(key).name, [*files.items()], self.path.name, prompts, self.has_control
                         yield key, or_error(assemble_row, *own)
             except PartError as error:
                 problem = str(error).replace(str(self.path), self.path.name)
@@ -338,15 +347,26 @@ _FILE_KINDS: dict[str, type[Unit]] = {
 _NAMING_KINDS = (".csv", ".jsonl", ".ndjson")
 
 
-def find_units(path, has_control: bool = False) -> list[Unit]:
+def find_units(path, has_control: bool = False, idx_to_prompt: Path | None = None) -> list[Unit]:
     """What a path holds, by its content, units sorted by the numbers in their names.
 
     Of a folder: with metadata.jsonl or metadata.csv, the table of a Hugging Face imagefolder; else its pictures, one
     unit, or its tars (img2dataset writes parquet files beside them), and what each of its folders holds; else files of
     the other kinds. Of pictures without captions beside them: the table that `write_table` makes of another table, or
-    of their names. At an address: tars and parquet files; all else is refused. Raises ConfigError, DataError.
+    of their names. At an address: tars and parquet files; all else is refused. `idx_to_prompt`: a file of captions by
+    class, for tars with `.cls`, or pictures in folders by class. Raises ConfigError, DataError.
     """
-    path = as_path(path)
+    if idx_to_prompt:
+        read_class_prompts(str(idx_to_prompt))  # what is wrong with it is said first
+    units = _find_units(as_path(path), has_control, idx_to_prompt)
+    if not idx_to_prompt:
+        return units
+    if not all(isinstance(unit, TarUnit | CsvUnit) for unit in units):
+        raise ConfigError(f"--idx-to-prompt is for tars with .cls, and pictures in folders by class; {path} is neither")
+    return [replace(unit, idx_to_prompt=idx_to_prompt) if isinstance(unit, TarUnit) else unit for unit in units]
+
+
+def _find_units(path, has_control: bool, idx_to_prompt: Path | None) -> list[Unit]:
     if isinstance(path, Path) and path.is_file():
         if _suffix(path.name) not in _FILE_KINDS:
             raise ConfigError(f"{path} is not a known source; name a folder, or a file {', '.join(_FILE_KINDS)}")
@@ -355,7 +375,7 @@ def find_units(path, has_control: bool = False) -> list[Unit]:
     units = list(_units_of_folder(path, passed)) if isinstance(path, Path) else _units_at(path)
     folders = [unit.path for unit in units if isinstance(unit, FolderUnit)]
     if not has_control and len(units) == len(folders) > 0 and not has_captions_beside(folders):
-        return [CsvUnit(write_table(path))]
+        return [CsvUnit(write_class_table(path, idx_to_prompt) if idx_to_prompt else write_table(path))]
     for folder, names in passed:
         get_logger().warning(
             "%s: %d files such as %s are not read beside pictures, tars or folders; name them to read them",

@@ -66,6 +66,8 @@ def get(
     image_col: str = "",  # of hf:OWNER/NAME: column of the pictures; by default image, jpg, ...
     caption_col: str = "",  # of hf:OWNER/NAME: column of the captions; by default text, caption, ...
     url_col: str = "",  # of hf:OWNER/NAME: column of URLs to download, where there are no pictures
+    min_size: int = None,  # shorter short sides, in pixels, are left out; by default 256, of URLs what the set says
+    short_side: int = None,  # a longer short side is shrunk to it, in pixels; 0 means never; by default 512
     remove_archives: bool = False,  # remove each archive once its rows are extracted
     precompute: str = "",  # flags of `ppldm precompute`, in quotes, to make latents at the end
     num_workers: int = 0,  # processes; 0 means one per core. The data do not depend on it
@@ -75,8 +77,9 @@ def get(
 ):
     """Fetch a data set, extract and convert it, and verify every row.
 
-    Pictures of less than 256 pixels are left out, short sides over 512 shrunk to it. Stopped at any point, the same
-    command goes on; given twice, it makes the data once. Terms of the data are yours to accept: the command says where.
+    Stopped at any point, the same command goes on; given twice, it makes the data once. URLs of pictures
+    that are under --min-size by their metadata are not fetched. Terms of the data are yours to accept: the command says
+    where.
     """
     if size not in SIZES:
         raise ConfigError(f"the size is {size!r}; it must be small or all")
@@ -85,8 +88,12 @@ def get(
         raise ConfigError(f"{overrides[0]} is for sets of URLs, and {name} has pictures; omit it")
     if entry.withdrawn:
         get_logger().warning("%s: %s", name, entry.withdrawn)
+    for flag, pixels in (("--min-size", min_size), ("--short-side", short_side)):
+        if pixels is not None and pixels < 0:
+            raise ConfigError(f"{flag} is {pixels}; it must be 0 or more")
     words = tuple(shlex.split(precompute)), tuple(overrides)
-    request = Request(entry, size, local_path(out), links, num_workers, master, remove_archives, *words)
+    more = *words, min_size, short_side
+    request = Request(entry, size, local_path(out), links, num_workers, master, remove_archives, *more)
     if dry_run:
         print_report(project(request), _describe_projection, json)
         return
@@ -95,7 +102,8 @@ def get(
 
 @dataclass(frozen=True)
 class Request:
-    """links: path of their list. precompute: words of its flags. overrides: settings of the pipeline, key=value."""
+    """links: path of their list. precompute: words of its flags. overrides: settings of the pipeline, key=value.
+    min_size, short_side: pixels, 0 for any; None for micro_diffusion's, and of URLs for those of the entry."""
 
     entry: Entry
     size: str
@@ -106,6 +114,8 @@ class Request:
     remove_archives: bool = False
     precompute: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
+    min_size: int | None = None
+    short_side: int | None = None
 
     @property
     def name(self) -> str:
@@ -120,6 +130,8 @@ class Request:
         """What decides the result: another command must not have the folder."""
         sources = [asdict(one) for one in (*self.entry.pictures, *self.entry.captions)]
         named = {"name": self.entry.name, "size": self.size, "columns": self.entry.columns}
+        sizes = {"min_size": self.min_size, "short_side": self.short_side}
+        named |= {name: pixels for name, pixels in sizes.items() if pixels is not None}
         return named | {"sources": sources, "query": self.entry.query}
 
 
@@ -294,7 +306,9 @@ def _convert(request: Request, report: dict) -> dict:
 
     out, name = request.out, request.name
     tell("convert")
-    treatment = Treatment(size=_SIDE, min_size=_LEAST_SIDE, interpolation=_FILTER)
+    sizes = zip((request.short_side, request.min_size), (_SIDE, _LEAST_SIDE), strict=True)
+    side, least = (usual if pixels is None else pixels for pixels, usual in sizes)
+    treatment = Treatment(size=side, min_size=least, interpolation=_FILTER)
     source = out / ("rows" if "extracted" in report else "source")
     options = {"num_workers": request.num_workers, "master": request.master or None}
     manifest = convert_source(source, out / "data", name, treatment=treatment, **options)
@@ -326,6 +340,12 @@ def _run_pipeline(request: Request, tables: list[Path]) -> dict:
     changes = stated.get("small", {}) if request.size == "small" else {}
     settings = {name: {**stated.get(name, {}), **changes.get(name, {})} for name in ("filter", "download", "convert")}
     settings["convert"]["name"] = request.name
+    if request.short_side is not None:
+        settings["download"]["image_size"] = request.short_side
+    if (least := request.min_size) is not None:
+        settings["download"]["min_image_size"] = settings["convert"]["min_size"] = least
+        if {"preset", "min_width"} & settings["filter"].keys():  # whose tables have sizes
+            settings["filter"] |= {"min_width": least, "min_height": least}
     if request.master:
         settings["filter"] |= {"master": request.master}
         settings["download"] |= {"distributor": "pyspark", "master": request.master}

@@ -127,12 +127,14 @@ _INERT = ("pytorch_lightning", "lightning", "lightning_fabric", "omegaconf")
 
 
 def read_torch(path, wanted=lambda name: True) -> dict[str, np.ndarray]:
-    """Name to array of a file that torch.save wrote: a state dict, by itself or under "state_dict". `wanted(name)`
-    chooses; the others are not read. Half precision stays, bfloat16 becomes float32. Raises ModelError."""
+    """Name to array of a file that torch.save wrote: a state dict, by itself or under "state_dict", or the vectors of a
+    textual inversion. `wanted(name)` chooses; the others are not read. Half precision stays, bfloat16 becomes float32.
+    Raises ModelError."""
     path = Path(path)
     with mapped(path, "PyTorch") as data, _open(path, data) as (tree, read_storage):
-        if isinstance(tree, dict) and isinstance(tree.get("state_dict"), dict):
-            tree = tree["state_dict"]
+        for name in ("state_dict", "string_to_param"):
+            if isinstance(tree, dict) and isinstance(tree.get(name), dict):
+                tree = tree[name]
         if not isinstance(tree, dict):
             raise Malformed("not a dict of tensors")
         found = {name: one for name, one in tree.items() if isinstance(name, str) and isinstance(one, StoredTensor)}

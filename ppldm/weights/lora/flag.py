@@ -1,4 +1,5 @@
-"""`--lora FILE:0.8 …`: files of LoRA, each with the weight that its change is multiplied by."""
+"""`--lora FILE:0.8 …`: files of LoRA, each with the weight that its change is multiplied by. And of textual inversions,
+`--textual-inversion FILE:TOKEN …`, each with the word that stands for it."""
 
 import math
 from collections.abc import Sequence
@@ -11,6 +12,12 @@ Loras = Annotated[
     list[str],
     {"nargs": "+", "action": "extend", "type": str, "metavar": "FILE[:WEIGHT]"},
     "LoRA files to draw with, each with its weight: FILE:0.8; their changes add up",
+]
+
+Inversions = Annotated[
+    list[str],
+    {"nargs": "+", "action": "extend", "type": str, "metavar": "FILE[:TOKEN]"},
+    "textual inversions (.safetensors, .bin, .pt) to draw with, each by the token of the file, or TOKEN, in a prompt",
 ]
 
 
@@ -34,3 +41,11 @@ def split_word(word: str) -> tuple[Path, float]:
     if not name or not file.exists():
         raise ConfigError(f"--lora {word}: there is no {file}; write FILE, or FILE:0.8 with a weight")
     return file, weight
+
+
+def split_inversion(word: str) -> tuple[Path, str]:
+    """(file, token) of "FILE:TOKEN", or of "FILE" with the token "". Raises ConfigError for no such file."""
+    for name, token in ((word, ""), (word.rpartition(":")[0], word.rpartition(":")[2])):
+        if name and (file := Path(name).expanduser()).exists():
+            return file, token
+    raise ConfigError(f"--textual-inversion {word}: there is no such file; write FILE, or FILE:TOKEN")

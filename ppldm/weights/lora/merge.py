@@ -26,6 +26,7 @@ from .files import ADAPTER_CONFIG, COMPONENTS, LORA_FILE, Lora, LoraPair, find_l
 from .flag import split_word
 
 TOKEN_FILES = "learned_embeds*.safetensors"
+_BY_FILE = ("emb_params", "*")  # of A1111: vectors whose token is the file's name
 _TABLES = ("model.embed_tokens.weight", "text_model.embeddings.token_embedding.weight")
 _TEXT_ENCODER = "text_encoder"
 
@@ -137,14 +138,16 @@ def write_tokens(rows: dict[str, np.ndarray], folder: Path) -> None:
 
 
 def read_tokens(path) -> dict[str, np.ndarray]:
-    """The rows [D] float32 by token of a file, ours or diffusers', or of all in a folder. Raises ModelError."""
-    path = Path(path)
-    found: dict[str, np.ndarray] = {}
-    for file in sorted(path.glob(TOKEN_FILES)) if path.is_dir() else [path]:
-        for token, row in read_arrays(file).items():
-            if row.ndim == 0 or row.size != row.shape[-1] or row.dtype.kind != "f":
-                raise ModelError(f"{file}: {token} is not one vector but {list(row.shape)}; give another file")
-            found[token] = row.reshape(-1).astype(np.float32)
+    """The vectors [n, D] float32 by token of a file, ours, diffusers' or A1111's, or of all in a folder. Raises
+    ModelError."""
+    path, found = Path(path), dict[str, np.ndarray]()
+    files = next(filter(None, (sorted(path.glob(name)) for name in (TOKEN_FILES, "learned_embeds*.bin"))), [path])
+    for file in files:
+        for token, rows in read_arrays(file).items():
+            if rows.ndim not in (1, 2) or not rows.size or rows.dtype.kind != "f":
+                raise ModelError(f"{file}: {token:.80} is no vectors but {list(rows.shape)}; give another file")
+            found[file.stem if token in _BY_FILE else token] = np.atleast_2d(rows).astype(np.float32)
+    require_finite(found, f"the textual inversion {path}")
     return found
 
 
@@ -155,9 +158,9 @@ def add_tokens(weights: Weights, folder) -> Weights:
     words, width = text_encoder.arrays[find_table(text_encoder.arrays)].shape
     most = words + len(ids) if is_table(ids, int) else 0
     fits = ids.keys() == rows.keys() and all(0 <= number < most for number in ids.values()) if most else False
-    if not fits or any(len(row) != width for row in rows.values()):
+    if not fits or any(own.shape != (1, width) for own in rows.values()):
         raise ModelError(f"the tokens in {folder} do not fit its ppldm.json and a text encoder of width {width}")
-    component = with_rows(text_encoder, [*ids.values()], np.stack([rows[token] for token in ids]))
+    component = with_rows(text_encoder, [*ids.values()], np.concatenate([rows[token] for token in ids]))
     components = {**weights.components, _TEXT_ENCODER: component}
     return replace(weights, components=components, tokenizer=folder / TOKENIZER_FOLDER)
 

@@ -213,6 +213,21 @@ def test_any_data_set_of_the_hub(kind, world, tmp_path):
     assert get_dataset(request) == report
 
 
+@pytest.mark.parametrize("least, side", [(0, 0), (300, 280), (None, 64), (260, None)])
+def test_sizes_are_those_that_were_asked_for(least, side, world, tmp_path):
+    server = world(hub_files("tar"))
+    request = Request(find_entry("hf:me/own"), "all", tmp_path / "out", num_workers=1, min_size=least, short_side=side)
+    report = get_dataset(request)
+    sides = [min(one) for one in SIDES if min(one) >= (256 if least is None else least)]
+    rows = read_rows(report["file_list"])
+    found = sorted(min(row.meta["width"], row.meta["height"]) for row in rows)
+    limit = 512 if side is None else side or max(sides)
+    assert found == sorted(min(one, limit) for one in sides) and report["converted"]["rows_in"] == len(SIDES)
+    server.files.clear()
+    with pytest.raises(ConfigError, match="holds another data set.*short_side"):
+        get_dataset(replace(request, short_side=100))
+
+
 def test_nothing_to_do_starts_nothing():
     assert map_files([], 1, "spark://nowhere:1") == []
 

@@ -8,6 +8,7 @@ import pytest
 from dataset_files import SIDES, parquet_of, pictures
 
 from ppldm.prepare import pipeline as pipelines
+from ppldm.prepare.datasets import get as getting
 from ppldm.prepare.datasets.entry import find_entry
 from ppldm.prepare.datasets.get import Request, _describe_report, get_dataset
 from ppldm.prepare.pipeline import make_stages, read_config
@@ -107,6 +108,22 @@ def test_the_plan_of_a_set(name, world, tmp_path, monkeypatch):
     assert (counts.rows_in, counts.rows_out) == (COUNT * tables, wanted.sum() * tables)
     assert len(planned["filter"]["input"]) == tables and planned["convert"]["name"] == request.name
     assert planned["download"].get("part_id", 0) == (1 if name == "laion-art" else 0)
+
+
+@pytest.mark.parametrize("name", ["laion-art", "coyo-700m", "relaion-5b-research-safe", "hf:me/own"])
+def test_rows_under_the_least_size_are_not_downloaded(name, world, tmp_path, monkeypatch):
+    planned = {}
+    monkeypatch.setattr(pipelines, "pipeline", lambda file, words: planned.update(read_config(file, words).stages))
+    monkeypatch.setattr(getting, "read_json", lambda path: {"stages": {}, "file_list": "x"})
+    request, _ = ask(name, world, tmp_path)
+    table = request.out / "a.parquet"
+    table.parent.mkdir()
+    table.touch()
+    getting._run_pipeline(replace(request, min_size=700, short_side=640), [table])
+    filters = {name: planned["filter"].get(name) for name in ("min_width", "min_height")}
+    assert filters == dict.fromkeys(filters, None if name.startswith(("relaion", "hf:")) else 700)
+    assert (planned["download"]["min_image_size"], planned["download"]["image_size"]) == (700, 640)
+    assert planned["convert"]["min_size"] == 700
 
 
 @pytest.mark.slow

@@ -231,7 +231,7 @@ def test_a_lora_and_a_token_of_stable_diffusion_beside_pictures_of_the_class(pic
     assert json.loads(logged[-1])["global_step"] == 3
     found = read_lora(out / "training/lora").components
     assert found.keys() == {"unet"} and {pair.rank for pair in found["unet"].values()} == {2}
-    assert {token: row.shape for token, row in read_tokens(out / "training/lora").items()} == {"<fido>": (32,)}
+    assert {token: row.shape for token, row in read_tokens(out / "training/lora").items()} == {"<fido>": (1, 32)}
     drawn = {}
     for name, lora in {"half": [f"{out}/training/lora:0.5"], "whole": [f"{out}/training/lora"]}.items():
         run(["generate", "--model", str(tmp_path / "base"), "--lora", *lora, "--prompt", "a photo of <fido>",

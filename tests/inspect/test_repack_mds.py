@@ -1,0 +1,111 @@
+"""Law: `ppldm repack --format mds` writes the rows as shards that say what they are, for any reader of the format."""
+
+import io
+import json
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from ppldm.data.filelist import read_sources
+from ppldm.data.formats import mds
+from ppldm.data.formats.open import open_part
+from ppldm.data.formats.part import write_part
+from ppldm.data.formats.row import Row
+from ppldm.utils.errors import ConfigError
+
+DECODE = {"str": bytes.decode, "jpeg": bytes, "bytes": bytes, "json": json.loads}
+
+
+def decode_by_hand(folder: Path) -> list[dict]:
+    """The samples of all shards that `index.json` names, from the description of the format and not by our reader."""
+    samples = []
+    for shard in json.loads((folder / "index.json").read_text())["shards"]:
+        if shard["zip_data"]:
+            packed = (folder / shard["zip_data"]["basename"]).read_bytes()
+            assert len(packed) == shard["zip_data"]["bytes"] and shard["compression"] == "zstd"
+            data = pa.Codec("zstd").decompress(packed, shard["raw_data"]["bytes"]).to_pybytes()
+        else:
+            data = (folder / shard["raw_data"]["basename"]).read_bytes()
+        assert len(data) == shard["raw_data"]["bytes"] and shard["column_names"] == sorted(shard["column_names"])
+        (count,) = struct.unpack_from("<I", data)
+        starts = struct.unpack_from(f"<{count + 1}I", data, 4)
+        stated = json.loads(data[8 + 4 * count : starts[0]])
+        assert count == shard["samples"] and starts[-1] == len(data) and stated.items() <= shard.items()
+        for start in starts[:-1]:
+            sizes = struct.unpack_from(f"<{len(stated['column_names'])}I", data, start)
+            place, sample = start + 4 * len(sizes), {}
+            for name, encoding, size in zip(stated["column_names"], stated["column_encodings"], sizes, strict=True):
+                sample[name] = DECODE[encoding](data[place : place + size])
+                place += size
+            samples.append(sample)
+    return samples
+
+
+def read_list(path: str) -> list[list[Row]]:
+    """The rows of each list."""
+    found = []
+    for source in read_sources(path):
+        parts = [open_part(part, source) for part in source.parts]
+        found.append([part.read(number) for part in parts for number in range(len(part))])
+    return found
+
+
+@pytest.mark.parametrize("form", ["mds", "mds.zstd"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_shards_hold_the_rows_of_the_parts(data, run, monkeypatch, form, workers):
+    if workers == 1:
+        monkeypatch.setattr(mds, "SHARD_BYTES", 1000)  # several shards for each part
+    run("repack", "all.list", "--out", "parts")
+    manifest = json.loads(
+        run("repack", "all.list", "--out", "new", "--format", form, "--num-workers", workers, "--json")
+    )
+    assert (manifest["rows_in"], manifest["rows_out"], manifest["skipped"]) == (30, 29, {"empty_caption": 1})
+    assert read_list("new/repacked.filelist.list") == read_list("parts/repacked.filelist.list")
+    assert [source.weight for source in read_sources("new/repacked.filelist.list")] == [1, 3]
+    rows = [row for rows in read_list("parts/repacked.filelist.list") for row in rows]
+    known = [{"caption": row.caption, "jpg": row.image, **row.meta} for row in rows]
+    found = decode_by_hand(data / "new/parts")  # two pictures cannot be read: their shard has a null for their sides
+    assert [{name: value for name, value in one.items() if value is not None} for one in found] == known
+    assert (len([*data.glob("new/parts/*/shard*[!x]")]) > 3) == (workers == 1)
+
+
+def test_metadata_and_second_images_of_any_kind_stay(here, run):
+    metas = [{"a": 1, "n": 2.5, "text": "not the caption"}, {"b": ["x", None], "a": "1", "图": "画"}, {"n": False}]
+    images = []
+    for side in (7, 8, 9):
+        buffer = io.BytesIO()
+        Image.new("RGB", (side, 5)).save(buffer, "WEBP")
+        images.append(buffer.getvalue())
+    rows = [Row(f"c {n}", images[n], {**metas[n], "width": 7 + n, "height": 5}, (), images[-n]) for n in range(3)]
+    write_part("a.gz", rows)
+    (here / "a.filelist").write_text("a.gz\n")
+    (here / "a.list").write_text("a.filelist layout=control\n")
+    run("repack", "a.list", "--out", "new", "--format", "mds")
+    assert read_list("new/repacked.filelist.list") == [rows]
+
+
+def test_it_goes_on_follows_its_source_and_keeps_to_its_format(data, run, monkeypatch):
+    monkeypatch.setattr(mds, "SHARD_BYTES", 1000)
+    words = ("repack", "all.list", "--out", "new", "--format", "mds")
+    run(*words)
+    index, first = data / "new/parts/index.json", data / "new/parts/00000/shard.00000.mds"
+    before, written = decode_by_hand(index.parent), first.stat().st_mtime_ns
+    (data / "new/parts/00001/shard.00001.mds").write_bytes(b"x")
+    run(*words)
+    assert decode_by_hand(index.parent) == before and first.stat().st_mtime_ns == written
+    (data / "all.list").write_text("parts.filelist 1\n")
+    run(*words, "--redo")
+    assert len(decode_by_hand(index.parent)) == 22 and not (data / "new/parts/00002").exists()
+    with pytest.raises(ConfigError, match="written as"):
+        run("repack", "all.list", "--out", "new")
+    with pytest.raises(ConfigError, match="written as"):
+        run(*words[:-1], "mds.zstd")
+    run("repack", "all.list", "--out", "new", "--redo")
+    assert not index.exists() and sorted(path.name for path in index.parent.glob("*[!x]")) == [
+        "part-00000.gz", "part-00000.gz.columns", "part-00001.gz", "part-00001.gz.columns",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="name --out DIR"):
+        run("repack", "all.list", "--in-place", "--format", "mds")
