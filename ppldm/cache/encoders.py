@@ -15,8 +15,8 @@ from ..networks.configs import (
     check_tokenizer_fit,
     downscale_factor,
     hidden_width,
+    is_clip,
     is_effnet,
-    is_ldmbert,
     is_shifted,
 )
 from ..networks.engine import use_engine
@@ -113,7 +113,7 @@ def embeddings_key(
         text_encoder=text_encoder_digest(text_encoder),
         tokenizer=tokenizer.digest,
         model_max_length=tokenizer.max_length,
-        mask_pad_tokens=mask_pad_tokens and not text_projection and is_ldmbert(config),
+        mask_pad_tokens=mask_pad_tokens and not is_clip(config),
         dtype=dtype,
         text_projection=text_projection,
     )

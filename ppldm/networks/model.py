@@ -2,6 +2,7 @@
 what frozen networks make of pictures and of the tokens of captions."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -64,10 +65,10 @@ class Model(nn.Layer):
     """Base of all models. It draws nothing: a batch has an array for each of `inputs`. process: the
     `diffusion.process.Process` of a model that has noise levels. inputs: by the names of `forward`'s arguments, how the
     data layer makes each. tokenizer: of its captions, or None. autoencoder, caption_encoder: the names of the frozen
-    components whose moments, and hidden states, may be computed ahead. empty_end: the id of the token that ends a
-    caption where those of an empty one are zeros. keep_moments: keeps what is computed of pixels: (places int64 [M, 3],
-    moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of its networks.
-    num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set.
+    components whose moments, and hidden states, may be computed ahead. empty_end: (place, id) of the token that
+    ends an empty caption, where its hidden states are zeros. keep_moments: keeps what is computed of pixels: (places
+    int64 [M, 3], moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of
+    its networks. num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set.
     methods: of `ppldm.methods`, what they train beside the networks (method_parts), and what they look at in a step
     (taps): outputs of layers, and their own inputs (method_inputs)."""
 
@@ -76,7 +77,7 @@ class Model(nn.Layer):
     tokenizer = None
     autoencoder: str | None = None
     caption_encoder: str | None = None
-    empty_end: int | None = None
+    empty_end: tuple[int, int] | None = None
     compiled_predict: Callable | None = None
     keep_moments: Callable | None = None
     num_updates: int = 0
@@ -171,9 +172,12 @@ def token_mask(input_ids, end_id: int | None):
 
 
 def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
-    """[B, L] int64 to the last hidden states [B, L, D]. CLIP's encoder is causal, and takes no mask."""
-    mask = {"attention_mask": token_mask(input_ids, end_id)} if hasattr(text_encoder, "to_logits") else {}
-    return text_encoder(input_ids, **mask)[0]
+    """[B, L] int64 to the last hidden states [B, L, D]. CLIP's encoder is causal, and takes no mask. T5's computes in
+    the type of its weights, without autocast, in which ppdiffusers' norms and residuals do not keep their types."""
+    if hasattr(text_encoder, "text_model"):
+        return text_encoder(input_ids)[0]
+    with paddle.amp.auto_cast(enable=False) if hasattr(text_encoder, "shared") else nullcontext():
+        return text_encoder(input_ids, attention_mask=token_mask(input_ids, end_id))[0]
 
 
 def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):

@@ -51,8 +51,8 @@ def find_component(folder: Path, kind: str) -> Path | None:
 
 
 def is_tokenizer(folder: Path) -> bool:
-    """True for a folder with a vocabulary, BERT's or CLIP's."""
-    return any((folder / name).is_file() for name in ("vocab.txt", "merges.txt"))
+    """True for a folder with a vocabulary, BERT's, CLIP's or T5's."""
+    return any((folder / name).is_file() for name in ("vocab.txt", "merges.txt", "spiece.model", "tokenizer.json"))
 
 
 def checkpoint_name(step: int) -> str:
