@@ -3,8 +3,8 @@ those whose denoiser is a UNet (latent diffusion, Rombach et al. 2022, arXiv:211
 
 ldm               by default as published: LDMBert and UNet from scratch over the VAE of Stable Diffusion; a CLIP or
                   a T5 may stand frozen in place of an LDMBert
-stable_diffusion  1.x and 2.x: CLIP's text encoder, frozen or trained, or a frozen T5; from --model_name_or_path all, else each from
-                  --<component>_name_or_path or --<component>_config_file (docs/finetune.md)
+stable_diffusion  1.x and 2.x: CLIP's text encoder, frozen or trained, or a frozen T5; from --model_name_or_path all,
+                  else each from --<component>_name_or_path or --<component>_config_file (docs/finetune.md)
 """
 
 from dataclasses import dataclass
@@ -90,8 +90,8 @@ class TextToImage(Family):
         return {name: Component(one, name in config.trained) for name, one in configs.items()}
 
     def check_configs(self, configs: dict, config: TextToImageSettings) -> None:
-        """Raises ModelError where completed configs, by name, of those that are known, make no model of this family, and
-        ConfigError where a T5 is to be trained."""
+        """Raises ModelError where completed configs, by name, of those that are known, make no model of this family,
+        and ConfigError where a T5 is to be trained."""
         check_fit(configs)
         if config.trains_text_encoder and configs.get("text_encoder") and is_t5(configs["text_encoder"]):
             raise ConfigError(f"the text encoder is a T5, which stays frozen; {config.how_to_freeze}")

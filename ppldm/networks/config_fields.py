@@ -189,14 +189,14 @@ _RULES = {
 _TYPES, _TUPLE = re.compile(r"\b(?:bool|float|int|str)\b"), re.compile(r"[Tt]uple\[(.*?)\]")
 _RULE_OF = {name: rule for names, rule in _RULES.items() for name in names.split()}
 # Settings of the classes of PaddleNLP's configs that no network here reads.
+_T5_UNUSED = (
+    "classifier_dropout initializer_factor is_encoder_decoder num_decoder_layers tensor_parallel_output use_cache"
+)
 _UNUSED = {
     "ldmbert": {"classifier_dropout", "use_cache"},
     "clip": (_CLIP_UNUSED := {"attention_dropout", "initializer_factor", "initializer_range"}),
     "image_encoder": _CLIP_UNUSED,
-    "t5": set(
-        "classifier_dropout initializer_factor is_encoder_decoder num_decoder_layers tensor_parallel_output "
-        "use_cache".split()
-    ),
+    "t5": set(_T5_UNUSED.split()),
 }
 # What transformers and older versions write beside them, and LDMBert's settings by other names.
 _OTHERS = (

@@ -68,9 +68,9 @@ class Model(nn.Layer):
     components whose moments, and hidden states, may be computed ahead. empty_end: (place, id) of the token that
     ends an empty caption, where its hidden states are zeros. keep_moments: keeps what is computed of pixels: (places
     int64 [M, 3], moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of
-    its networks. num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set.
-    methods: of `ppldm.methods`, what they train beside the networks (method_parts), and what they look at in a step
-    (taps): outputs of layers, and their own inputs (method_inputs)."""
+    its networks. num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`,
+    if set. methods: of `ppldm.methods`, what they train beside the networks (method_parts), and what they look at in a
+    step (taps): outputs of layers, and their own inputs (method_inputs)."""
 
     process = None
     inputs: dict[str, Any] = {}

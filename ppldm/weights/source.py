@@ -284,8 +284,8 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
 
 
 def _read_t5(folder: Path) -> dict[str, np.ndarray]:
-    """The encoder of a T5, which may be whole and PaddleNLP's. Its table of words has two names, and may be stored under
-    either."""
+    """The encoder of a T5, which may be whole, and PaddleNLP's. Its table of words has two names, and is stored under
+    one or both."""
     arrays = read_component_arrays(folder, lambda name: name.removeprefix("t5.").startswith(("shared.", "encoder.")))
     arrays = {name.removeprefix("t5."): array for name, array in arrays.items()}
     words = [name for name in _WORDS_OF_T5 if name in arrays]

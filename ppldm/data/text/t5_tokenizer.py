@@ -1,12 +1,12 @@
-"""T5's captions to token ids, by tokenizers in Rust: of a folder with `spiece.model`, a model of sentencepiece (Kudo and
-Richardson 2018, arXiv:1808.06226), or, where there is none, with `tokenizer.json`.
+"""T5's captions to token ids, by tokenizers in Rust: of a folder with `spiece.model`, a model of sentencepiece (Kudo
+and Richardson 2018, arXiv:1808.06226), or, where there is none, with `tokenizer.json`.
 
 The ids are those of sentencepiece: text is normalised (NFKC), its case kept, and each word, with ▁ before it, is cut
 into the most probable pieces (unigrams, Kudo 2018, arXiv:1804.10959). No piece reaches across a space. A caption has
 nothing before it, `</s>` behind it, and is padded with `<pad>` to any length: a T5 has no table of positions.
 
-spiece.model is a message of protocol buffers, whose wire format is read here (protobuf.dev/programming-guides/encoding):
-sentencepiece 0.2.3 brings classes for it that want a later protobuf than the other packages here.
+spiece.model is a message of protocol buffers, of which the wire format (protobuf.dev/programming-guides/encoding) is
+read here: sentencepiece 0.2.3 brings classes for it that want a later protobuf than the other packages do.
 """
 
 import struct

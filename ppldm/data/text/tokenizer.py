@@ -82,7 +82,7 @@ def write_added(folder: Path, vocab_size: int, added: Sequence[str]) -> None:
 
 
 class WordTokenizer:
-    """The ids that a Rust tokenizer gives, in a fraction of its time. tokenizer: puts at most one special token before a
+    """The ids that a Rust tokenizer gives, in a fraction of its time. tokenizer: puts one or no special token before a
     caption, and `end` behind it. pad: what captions are padded with to `max_length`, or else cut, before `end`.
     unknown: the token of what the vocabulary lacks, if any. `vocab`: the tokens by their ids, those `added` last.
     `whole`: the Rust tokenizer that neither pads nor cuts. `start`: the place of a caption's first word. `seen`: all
