@@ -23,6 +23,7 @@ from ppldm.weights.fill import component_of, fill_component, parameter_shapes  #
 from ppldm.weights.formats.files import write_safetensors  # noqa: E402
 from ppldm.weights.formats.paddle_files import write_tree  # noqa: E402
 from ppldm.weights.source import read_component  # noqa: E402
+from ppldm.weights.write import write_component  # noqa: E402
 
 KIND, END = "text_encoder", 1
 
@@ -137,6 +138,22 @@ def test_the_fast_tokenizer_of_transformers(tmp_path, monkeypatch):
     told = {"padding": "max_length", "truncation": True, "max_length": 9, "return_tensors": "np"}
     ids = load_tokenizer(tmp_path / "tokenizer", 9).encode(words)
     np.testing.assert_array_equal(ids, fast(words, **told).input_ids)
+
+
+@pytest.mark.parametrize("form", ["diffusers", "ppdiffusers"])
+def test_what_is_written_is_loaded_by_the_library(tmp_path, form):
+    from ppdiffusers.transformers import T5EncoderModel as PaddleT5
+
+    found = read_component(KIND, write_t5(tmp_path / "given"))
+    write_component(KIND, found, tmp_path / "out", form)
+    ids = captions(16)
+    if form == "diffusers":
+        states = their_states(T5EncoderModel.from_pretrained(tmp_path / "out").eval(), ids, True)
+    else:
+        network = PaddleT5.from_pretrained(str(tmp_path / "out"))
+        network.eval()
+        states = hidden_states(network, paddle.to_tensor(ids), END).numpy()
+    same(our_states(tmp_path / "given/text_encoder", ids, True), states)
 
 
 def test_initial_weights_are_spread_as_those_of_transformers():
