@@ -79,12 +79,13 @@ def test_a_pipeline_of_either_library_is_read_to_the_bit(trained, tmp_path, form
     assert "draw with ppldm" in (tmp_path / "out/README.md").read_text()
 
 
-def test_a_run_on_captions_computed_ahead_is_the_same(tiny, t5, trained, tmp_path, capsys):
+def test_a_run_on_captions_computed_ahead_is_the_same(tiny, t5, trained, tmp_path, caplog):
     family, folder = trained
     words = ["--mask-pad-tokens"] if family in ("dit", "ldm") else []
     place = ["--latents-dir", str(tmp_path), "--text-dtype", "float32"]
     length = ["--model-max-length", str(LENGTH)]
     run_command(["precompute", tiny.file_list, "--text-encoder", str(t5), *length, *words, *place])
+    assert f"and {LENGTH * 32 * 4 / 1e6:.3f} MB each in float32" in caplog.text
     changes = {"text_embeddings": "cached", "text_embeddings_dtype": "float32", "latents_dir": tmp_path}
     run_loop(start(tiny, t5, family, tmp_path / "run", **changes))
     records = (read_metrics(path / "metrics.jsonl") for path in (folder, tmp_path / "run"))
