@@ -35,6 +35,7 @@ from .folders import (
     FURTHER_FOLDERS,
     NOT_TEXT_TO_IMAGE,
     find_component,
+    is_open_clip_folder,
     is_tokenizer,
     recognise,
     whole_model,
@@ -97,11 +98,14 @@ class ModelSource:
             from .layouts.older import find_older_tokenizer
 
             return find_older_tokenizer(self.path)
+        from ..config.network_files import vocabulary_folder
+
+        if is_open_clip_folder(self.path):
+            return vocabulary_folder("open-clip")
         own = (self.path / TOKENIZER_FOLDER, self.path, self.path.parent / TOKENIZER_FOLDER)
         found = next((folder for folder in own if is_tokenizer(folder)), None)
         if found or self.form != FILE or self.path.suffix not in _TORCH_SUFFIXES:
             return found
-        from ..config.network_files import vocabulary_folder
         from .layouts.single_file import has_clip, is_open_clip
 
         names = read_names(self.path)
@@ -266,6 +270,11 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     if kind == "text_encoder" and is_t5(config):
         return ComponentWeights(config, _read_t5(folder), str(folder))
     own = ("",) if kind == "text_encoder" and is_ldmbert(config) else _PARTS_OF_CLIP.get(kind, ("",))
+    if is_open_clip_folder(folder):
+        from .layouts.open_clip import read_text_encoder
+
+        whole = read_text_encoder(folder)
+        return ComponentWeights(config, {name: whole[name] for name in whole if name.startswith(own)}, str(folder))
     arrays = read_component_arrays(folder, lambda name: name.startswith(own))
     if kind == "vae":
         arrays = {_modern_vae_name(name): array for name, array in arrays.items()}
