@@ -124,11 +124,6 @@ def is_ldmbert(config: dict) -> bool:
     return table_of("text_encoder", config) == "ldmbert"
 
 
-def is_clip(config: dict) -> bool:
-    """True for the config of a CLIP's text encoder, which sees no padding behind a caption."""
-    return table_of("text_encoder", config) == "clip"
-
-
 def is_t5(config: dict) -> bool:
     """True for the config of a T5."""
     return table_of("text_encoder", config) == "t5"

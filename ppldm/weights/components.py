@@ -46,14 +46,10 @@ _ENCODER_SETTINGS = (
     "layers_per_block", "act_fn", "norm_num_groups", "use_quant_conv",
 )  # fmt: skip
 _ENCODER = ("encoder.", "quant_conv.")
-# The same of a text encoder, of any kind, and its hidden states.
+# The same of a text encoder but a T5, and its hidden states.
 _TEXT_ENCODER_SETTINGS = (
     "encoder_attention_heads", "head_dim", "activation_function", "scale_embedding",
     "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id",
-)  # fmt: skip
-_T5_SETTINGS = (
-    "d_kv", "num_heads", "feed_forward_proj", "layer_norm_epsilon", "relative_attention_num_buckets",
-    "relative_attention_max_distance",
 )  # fmt: skip
 _UNUSED = "to_logits."
 
@@ -89,7 +85,7 @@ def encoder_digest(vae: ComponentWeights) -> str:
 
 def text_encoder_digest(text_encoder: ComponentWeights) -> str:
     """32 hexadecimal digits that no text encoder has whose hidden states differ."""
-    settings = _T5_SETTINGS if is_t5(text_encoder.config) else _TEXT_ENCODER_SETTINGS
+    settings = text_encoder.config if is_t5(text_encoder.config) else _TEXT_ENCODER_SETTINGS
     return _digest(text_encoder, settings, lambda name: not name.startswith(_UNUSED))
 
 

@@ -27,7 +27,7 @@ TRANSFORMER = "transformer"  # the component; its table of settings has the name
 _DIFFUSERS_CLASSES = dict.fromkeys(("cascade_prior", "cascade_decoder"), "StableCascadeUNet")  # of kinds that it has
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "tokenizer.json")
-_TOKENIZERS = {"merges.txt": "CLIPTokenizer", "vocab.txt": "BertTokenizer"}  # by a file of theirs; else it is T5's
+_TOKENIZERS = dict.fromkeys(("spiece.model", "tokenizer.json"), "T5Tokenizer") | {"vocab.txt": "BertTokenizer"}
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
 _OF_METHODS = {"projector": "Projector"}  # likewise; `ppldm.methods`
 
@@ -51,7 +51,7 @@ class TokenizerFiles:
     @property
     def class_name(self) -> str:
         """The name of its class in PaddleNLP and transformers."""
-        return next((name for file, name in _TOKENIZERS.items() if file in self.files), "T5Tokenizer")
+        return next((name for file, name in _TOKENIZERS.items() if file in self.files), "CLIPTokenizer")
 
     @property
     def crc32(self) -> str:

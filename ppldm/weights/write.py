@@ -218,17 +218,10 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
     ldmbert = is_ldmbert(weights.components["text_encoder"].config)
     for kind, component in weights.components.items():
         write_component(kind, component, target / (_LDM_FOLDERS if ldmbert else {}).get(kind, kind), form, safetensors)
-    index = _index(weights, _tokenizer_class(weights, target / TOKENIZER_FOLDER), form)
+    files = TokenizerFiles(0, dict.fromkeys(path.name for path in (target / TOKENIZER_FOLDER).glob("*")))
+    index = _index(weights, "BertTokenizer" if ldmbert else files.class_name, form)
     scheduler = FLOW_CLASS if weights.scheduler["prediction_type"] == FLOW else "DDIMScheduler"
     write_index(target, {**index, "scheduler": [form, scheduler]}, form, scheduler_settings(weights.scheduler))
-
-
-def _tokenizer_class(weights: Weights, folder: Path) -> str:
-    """By the files of its folder; where there is none, the text encoder's usual one."""
-    if folder.is_dir():
-        return TokenizerFiles(0, dict.fromkeys(one.name for one in folder.iterdir())).class_name
-    text_encoder = weights.components["text_encoder"].config
-    return "BertTokenizer" if is_ldmbert(text_encoder) else "T5Tokenizer" if is_t5(text_encoder) else "CLIPTokenizer"
 
 
 def write_index(target: Path, index: dict, form: str, settings: dict) -> None:

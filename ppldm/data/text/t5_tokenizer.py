@@ -25,11 +25,13 @@ from ...utils.files import make_output_dir, read_small, write_json
 from .tokenizer import WordTokenizer
 
 _PAD, _END, _UNKNOWN, _SPACE = "<pad>", "</s>", "<unk>", "▁"
-# Numbers of fields, of a model, a piece, its training and its normalizer; and what each means that is not there.
-_PIECES, _TRAINER, _NORMALIZER = 1, 2, 3
-_TEXT, _SCORE, _KIND, _CHARACTERS = 1, 2, 3, 2
-_MODEL_TYPE, _BYTES, _UNKNOWN_ID, _PREFIX, _COLLAPSE, _ESCAPE = 3, 35, 40, 3, 4, 5
-_NORMAL, _CONTROL, _KINDS = 1, 3, {1, 2, 3}  # the second is the unknown piece
+# Of sentencepiece_model.proto: pieces, training and normalizer of a model, by number, and what is read of each.
+_MESSAGES = {
+    1: {1: "text", 2: "score", 3: "kind"},
+    2: {3: "model_type", 35: "byte_fallback", 40: "unknown"},
+    3: {2: "table", 3: "prefix", 4: "collapse", 5: "escape"},
+}
+_NORMAL, _UNKNOWN_KIND, _CONTROL = 1, 2, 3  # kinds of pieces
 _SIZES = {1: 8, 5: 4}  # bytes of numbers, by their wire type
 
 
@@ -70,25 +72,28 @@ class T5Tokenizer(WordTokenizer):
 
 def _build(content: bytes) -> Tokenizer:
     """The tokenizer of a spiece.model. Raises ValueError, LookupError, struct.error, Exception."""
-    model: dict[int, list] = {_PIECES: [], _TRAINER: [], _NORMALIZER: []}
+    found: dict[int, list[dict]] = {number: [] for number in _MESSAGES}
     for number, value in _fields(content):
-        model.get(number, []).append(dict(_fields(value)) if number in model else value)
-    pieces, (trainer,), (normalizer,) = model[_PIECES], model[_TRAINER], model[_NORMALIZER]
-    kinds = {piece.get(_KIND, _NORMAL) for piece in pieces}
-    usual = all(normalizer.get(one, True) for one in (_PREFIX, _COLLAPSE, _ESCAPE)) and not trainer.get(_BYTES)
-    if trainer.get(_MODEL_TYPE, 1) != 1 or not usual or not kinds <= _KINDS:
+        if names := _MESSAGES.get(number):
+            found[number].append({names[one]: inner for one, inner in _fields(value) if one in names})
+    pieces, (training,), (normalizer,) = found.values()
+    as_t5 = all(normalizer.get(one, True) for one in ("prefix", "collapse", "escape"))
+    as_t5 &= training.get("model_type", 1) == 1 and not training.get("byte_fallback")
+    if not as_t5 or not {piece.get("kind", _NORMAL) for piece in pieces} <= {_NORMAL, _UNKNOWN_KIND, _CONTROL}:
         raise ValueError("it is no model of unigrams with T5's settings")
-    scores = [(piece[_TEXT].decode(), struct.unpack("<f", piece.get(_SCORE, bytes(4)))[0]) for piece in pieces]
-    tokenizer = Tokenizer(Unigram(scores, trainer.get(_UNKNOWN_ID, 0), False))
+    scores = [(piece["text"].decode(), struct.unpack("<f", piece.get("score", bytes(4)))[0]) for piece in pieces]
+    tokenizer = Tokenizer(Unigram(scores, training.get("unknown", 0), False))
     rules = [normalizers.Strip(left=False, right=True), normalizers.Replace(Regex(" {2,}"), _SPACE)]
-    if characters := normalizer.get(_CHARACTERS):
-        rules.insert(0, normalizers.Precompiled(characters))
+    if table := normalizer.get("table"):
+        rules.insert(0, normalizers.Precompiled(table))
     tokenizer.normalizer = normalizers.Sequence(rules)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, "always")
     tokenizer.decoder = decoders.Metaspace(_SPACE, "always")
-    tokenizer.add_special_tokens([piece[_TEXT].decode() for piece in pieces if piece.get(_KIND) == _CONTROL])
-    end = tokenizer.token_to_id(_END)
-    tokenizer.post_processor = TemplateProcessing(single=["$A", _END], special_tokens=[(_END, end)])
+    tokenizer.add_special_tokens(
+        [text for (text, _), piece in zip(scores, pieces, strict=True) if piece.get("kind") == _CONTROL]
+    )
+    ends = [(_END, tokenizer.token_to_id(_END))]
+    tokenizer.post_processor = TemplateProcessing(single=["$A", _END], special_tokens=ends)
     return tokenizer
 
 

@@ -1,6 +1,7 @@
 """open_clip's repository form, as apple/DFN5B-CLIP-ViT-H-14-378 is published: a folder with `open_clip_config.json`
-and `open_clip_model.safetensors` or `open_clip_pytorch_model.bin`. Its text encoder is read, as a CLIP's of transformers;
-names and settings are those of open_clip 3.3. Here all layers are used; a Stable Diffusion 2.x leaves the last out."""
+and `open_clip_model.safetensors` or `open_clip_pytorch_model.bin`. Its text encoder is read, as a CLIP's that is
+transformers'; names and settings are those of open_clip 3.3. Here all layers are used; a Stable Diffusion 2.x leaves
+the last out."""
 
 from pathlib import Path
 
@@ -8,7 +9,6 @@ import numpy as np
 
 from ...networks.config_fields import POSITIVE, fits
 from ...utils.errors import ModelError
-from ...utils.files import read_json_object
 from ..components import from_torch
 from ..folders import OPEN_CLIP
 from ..formats.files import read_arrays
@@ -23,6 +23,7 @@ _SIZES = {
 }  # fmt: skip
 _RATIO = "mlp_ratio"
 _USUAL = {"pool_type": "argmax", "proj_type": "linear", "pad_id": 0, "eos_id": 2, "output_tokens": True}
+_CUSTOM = "text."  # before all names, where model_cfg has custom_text
 _TEXT = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
 
 
@@ -39,11 +40,9 @@ def text_settings(said: dict, source) -> dict:
                 f"{source}: text_cfg has {key} {value!r:.60}, which CLIP's text encoder has not; not supported"
             )
     found = {ours: text.get(theirs, default) for ours, (theirs, default) in _SIZES.items()}
-    ratio = text.get(_RATIO, 4.0)
-    if not fits(ratio, POSITIVE) or not fits(found["hidden_size"], POSITIVE):
-        raise ModelError(f"{source}: width and {_RATIO} must be numbers above 0; correct it")
+    width, ratio = found["hidden_size"], text.get(_RATIO, 4.0)
     return found | {
-        "intermediate_size": int(found["hidden_size"] * ratio),
+        "intermediate_size": int(width * ratio) if fits(width, POSITIVE) and fits(ratio, POSITIVE) else ratio,
         "hidden_act": "quick_gelu" if model.get("quick_gelu") else "gelu",
         "projection_dim": model.get("embed_dim"),
     }
@@ -54,10 +53,8 @@ def read_text_encoder(folder: Path) -> dict[str, np.ndarray]:
     file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if file is None:
         raise ModelError(f"{folder} has {OPEN_CLIP} and no weights ({' or '.join(_FILES)}); copy them there")
-    is_custom = read_json_object(folder / OPEN_CLIP, ModelError, inside=True)["model_cfg"].get("custom_text")
-    prefix = "text." if is_custom else ""
-    arrays = read_arrays(file, lambda name: name.startswith(tuple(f"{prefix}{one}" for one in _TEXT)))
-    named = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    arrays = read_arrays(file, lambda name: name.removeprefix(_CUSTOM).startswith(_TEXT))
+    named = {name.removeprefix(_CUSTOM): array for name, array in arrays.items()}
     projection = named.pop("text_projection", None)  # words x projection, which is Paddle's orientation
     found = from_torch(
         {ours: one for name, array in named.items() for ours, one in from_open_clip(name, array).items()}
