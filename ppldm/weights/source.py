@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from ..diffusion.drawing import kept_of
 from ..families.base import get_family
 from ..networks.configs import LABELS, is_ldmbert, is_t5
@@ -51,7 +49,6 @@ _PARTS_OF_CLIP = {
     "text_encoder": ("text_model.",), "projected_text_encoder": ("text_model.", "text_projection."),
     "image_encoder": ("vision_model.", "visual_projection."),
 }  # fmt: skip
-_WORDS_OF_T5 = ("shared.weight", "encoder.embed_tokens.weight")
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
 
 
@@ -268,13 +265,14 @@ def _read_checked(kind: str, folder: Path) -> ComponentWeights:
 def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     config = read_config(kind, folder)
     if kind == "text_encoder" and is_t5(config):
-        return ComponentWeights(config, _read_t5(folder), str(folder))
+        from .layouts.published import read_t5
+
+        return ComponentWeights(config, read_t5(folder), str(folder))
     own = ("",) if kind == "text_encoder" and is_ldmbert(config) else _PARTS_OF_CLIP.get(kind, ("",))
     if is_open_clip_folder(folder):
         from .layouts.open_clip import read_text_encoder
 
-        whole = read_text_encoder(folder)
-        return ComponentWeights(config, {name: whole[name] for name in whole if name.startswith(own)}, str(folder))
+        return ComponentWeights(config, read_text_encoder(folder, own), str(folder))
     arrays = read_component_arrays(folder, lambda name: name.startswith(own))
     if kind == "vae":
         arrays = {_modern_vae_name(name): array for name, array in arrays.items()}
@@ -290,15 +288,6 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     # Position numbers, which older versions of transformers stored with the weights, are computed.
     arrays = {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
     return ComponentWeights(config, arrays, str(folder))
-
-
-def _read_t5(folder: Path) -> dict[str, np.ndarray]:
-    """The encoder of a T5, which may be whole, and PaddleNLP's. Its table of words has two names, and is stored under
-    one or both."""
-    arrays = read_component_arrays(folder, lambda name: name.removeprefix("t5.").startswith(("shared.", "encoder.")))
-    arrays = {name.removeprefix("t5."): array for name, array in arrays.items()}
-    words = [name for name in _WORDS_OF_T5 if name in arrays]
-    return arrays | {name: arrays[words[0]] for name in _WORDS_OF_T5 if words}
 
 
 def _modern_vae_name(name: str) -> str:

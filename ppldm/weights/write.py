@@ -130,7 +130,7 @@ def metadata_of(weights: Weights) -> dict:
     return {
         "resolution": side * downscale_factor(vae),
         "model_max_length": text_encoder.get("max_position_embeddings", T5_LENGTH),
-        "mask_pad_tokens": False,
+        "mask_pad_tokens": TRANSFORMER in weights.components and is_t5(text_encoder),  # as a PixArt-alpha, if not said
         "empty_caption": "embedding",
         "guidance_scale": USUAL.guidance_scale,
         **({"size_conditioning": True} if takes_sizes(denoiser) else {}),

@@ -206,3 +206,41 @@ def test_what_its_file_lacks_is_named(tmp_path):
     with pytest.raises(ModelError, match="2 missing: encoder.embed_tokens.weight, shared.weight"):
         fill_component(KIND, read_component(KIND, folder))
     assert json.loads((folder / "config.json").read_text())["model_type"] == "t5"
+
+
+def test_a_pixart_of_diffusers_attends_as_its_pipeline_does(tmp_path):
+    """Its folder says nothing of masks: the pipeline always gives them."""
+    import diffusers
+
+    import ppldm
+
+    encoder = write_t5(tmp_path)
+    torch.manual_seed(0)
+    transformer = diffusers.PixArtTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=8, num_layers=2, sample_size=4,
+        cross_attention_dim=32, caption_channels=32, patch_size=2, num_embeds_ada_norm=1000,
+    ).eval()  # fmt: skip
+    with torch.no_grad():
+        for one in transformer.parameters():  # zeros would hide what is attended to
+            one.copy_(torch.randn_like(one) / 8)
+    theirs = diffusers.PixArtAlphaPipeline(
+        tokenizer=T5Tokenizer.from_pretrained(tmp_path / "tokenizer"),
+        text_encoder=T5EncoderModel.from_pretrained(encoder).eval(),
+        vae=diffusers.AutoencoderKL(block_out_channels=(32, 32), down_block_types=("DownEncoderBlock2D",) * 2,
+                                    up_block_types=("UpDecoderBlock2D",) * 2),
+        transformer=transformer, scheduler=diffusers.DDIMScheduler(),
+    )  # fmt: skip
+    theirs.save_pretrained(tmp_path / "pixart")
+    ours = ppldm.load(tmp_path / "pixart")
+    states, mask, *_ = theirs.encode_prompt(
+        ["a red cat", "一只"], do_classifier_free_guidance=False, clean_caption=False
+    )
+    noisy, level = torch.randn(2, 4, 4, 4), torch.tensor([700, 30])
+    told = {"resolution": None, "aspect_ratio": None}
+    with torch.no_grad():
+        expected = transformer(noisy, states, level, told, encoder_attention_mask=mask).sample[:, :4]
+    ids = paddle.to_tensor(ours.tokenizer.encode(["a red cat", "一只"]))
+    with paddle.no_grad():
+        found = ours.model.predict(paddle.to_tensor(noisy.numpy()), paddle.to_tensor([700, 30]), ids)
+    same(found.numpy(), expected.numpy())
+    assert ours.generate("a red cat", num_inference_steps=2, height=8, width=8).shape[-3:] == (8, 8, 3)

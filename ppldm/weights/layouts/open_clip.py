@@ -48,15 +48,14 @@ def text_settings(said: dict, source) -> dict:
     }
 
 
-def read_text_encoder(folder: Path) -> dict[str, np.ndarray]:
-    """The arrays of the text encoder and its projection, as Paddle has them. Raises ModelError."""
+def read_text_encoder(folder: Path, starts: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """The arrays of the text encoder whose names have one of these `starts`, as Paddle has them. Raises ModelError."""
     file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if file is None:
         raise ModelError(f"{folder} has {OPEN_CLIP} and no weights ({' or '.join(_FILES)}); copy them there")
     arrays = read_arrays(file, lambda name: name.removeprefix(_CUSTOM).startswith(_TEXT))
     named = {name.removeprefix(_CUSTOM): array for name, array in arrays.items()}
     projection = named.pop("text_projection", None)  # words x projection, which is Paddle's orientation
-    found = from_torch(
-        {ours: one for name, array in named.items() for ours, one in from_open_clip(name, array).items()}
-    )
-    return found if projection is None else {**found, "text_projection.weight": projection}
+    torch = {ours: one for name, array in named.items() for ours, one in from_open_clip(name, array).items()}
+    found = from_torch(torch) | ({} if projection is None else {"text_projection.weight": projection})
+    return {name: array for name, array in found.items() if name.startswith(starts)}
