@@ -145,13 +145,16 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
     metadata, ldmbert = metadata_of(weights), is_ldmbert(weights.components["text_encoder"].config)
     if metadata["prediction_type"] == FLOW:
         return f"the text-to-image pipelines of {form} for this network do not draw rectified flow"
+    t5 = is_t5(weights.components["text_encoder"].config)
+    if t5 and _family(weights) == "dit":
+        return f"the PixArt pipelines of {form} change captions before they encode them"
     if metadata["mask_pad_tokens"]:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
     if metadata["empty_caption"] == "zeros":
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
     if TRANSFORMER in weights.components:
         return f"{form} has no pipeline that draws by this transformer and text encoder"
-    if is_t5(weights.components["text_encoder"].config):
+    if t5:
         return f"{form} has no pipeline of this UNet and text encoder"
     if is_shifted(weights.components["vae"].config):
         return f"the pipelines of {form} for this UNet only scale latents, and its VAE has them shifted"
