@@ -27,7 +27,8 @@ TRANSFORMER = "transformer"  # the component; its table of settings has the name
 _DIFFUSERS_CLASSES = dict.fromkeys(("cascade_prior", "cascade_decoder"), "StableCascadeUNet")  # of kinds that it has
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "tokenizer.json")
-_TOKENIZERS = dict.fromkeys(("spiece.model", "tokenizer.json"), "T5Tokenizer") | {"vocab.txt": "BertTokenizer"}
+_TOKENIZERS = {"merges.txt": "CLIPTokenizer", "vocab.txt": "BertTokenizer"}  # by a file that each has
+_TOKENIZERS |= dict.fromkeys(("spiece.model", "tokenizer.json"), "T5Tokenizer")
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
 _OF_METHODS = {"projector": "Projector"}  # likewise; `ppldm.methods`
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers
@@ -236,9 +237,7 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     if (path / "merges.txt").is_file():
         return ClipTokenizer(path, max_length)
     if pieces_file(path):
-        from .t5_tokenizer import T5Tokenizer
-
-        return T5Tokenizer(path, max_length)
+        return resolve_name("ppldm.data.text.t5_tokenizer.T5Tokenizer")(path, max_length)
     if path.is_dir():
         vocab = _read_vocab(path / "vocab.txt", inside=True)
         seen = _read_lines(path / WORDS_FILE, True) if (path / WORDS_FILE).is_file() else None
