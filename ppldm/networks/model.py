@@ -2,7 +2,6 @@
 what frozen networks make of pictures and of the tokens of captions."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -172,12 +171,15 @@ def token_mask(input_ids, end_id: int | None):
 
 
 def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
-    """[B, L] int64 to the last hidden states [B, L, D]. CLIP's encoder is causal, and takes no mask. T5's computes in
-    the type of its weights, without autocast, in which ppdiffusers' norms and residuals do not keep their types."""
+    """[B, L] int64 to the last hidden states [B, L, D]. CLIP's encoder is causal, and takes no mask. A T5 computes in
+    the type of its weights: under autocast ppdiffusers' mixes types. Of ids, Paddle could make no graph of it."""
     if hasattr(text_encoder, "text_model"):
         return text_encoder(input_ids)[0]
-    with paddle.amp.auto_cast(enable=False) if hasattr(text_encoder, "shared") else nullcontext():
-        return text_encoder(input_ids, attention_mask=token_mask(input_ids, end_id))[0]
+    mask = token_mask(input_ids, end_id)
+    if hasattr(text_encoder, "to_logits"):
+        return text_encoder(input_ids, attention_mask=mask)[0]
+    with paddle.amp.auto_cast(enable=False):
+        return text_encoder(inputs_embeds=text_encoder.shared(input_ids), attention_mask=mask)[0]
 
 
 def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):

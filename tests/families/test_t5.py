@@ -4,6 +4,7 @@ and drawing."""
 import json
 
 import numpy as np
+import paddle
 import pytest
 from command_line import parse_arguments
 from small_t5 import write_t5
@@ -117,10 +118,18 @@ def test_zeros_stand_for_an_empty_caption_and_for_no_word(tiny, t5, tmp_path):
     """Its end is the first token, which is the second of a caption of one."""
     run = start(tiny, t5, "ldm", tmp_path, empty_caption="zeros")
     model = run.state.model
-    import paddle
-
     hidden = model.encode_text(paddle.to_tensor(model.tokenizer.encode(["", "a", "a red cat"]))).numpy()
     assert [bool(one.any()) for one in hidden] == [False, True, True]
+
+
+@pytest.mark.parametrize("masked", [True, None])
+def test_it_is_part_of_a_compiled_graph(tiny, t5, tmp_path, masked):
+    run = start(tiny, t5, "dit", tmp_path, to_static=True, mask_pad_tokens=masked)
+    model, batch = run.state.model, first_epoch(run.dataset, list(range(4)))
+    given = batch["noise"], batch["timesteps"], batch["input_ids"]
+    with paddle.no_grad():
+        plain, compiled = (predict(*given).numpy() for predict in (model.predict, model.compiled_predict))
+    np.testing.assert_allclose(compiled, plain, atol=1e-5)
 
 
 @pytest.mark.parametrize(
