@@ -65,6 +65,7 @@ _NETWORKS = {
     **dict.fromkeys(("CompVis/stable-diffusion-v1-4", "stable-diffusion-v1-5/stable-diffusion-v1-5"), _SD1),
     **{f"stabilityai/stable-diffusion-{name}": _SD2 for name in ("2", "2-base", "2-1", "2-1-base")},
     "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l", "image_encoder": "image_encoder_vit_l"},
+    "apple/DFN5B-CLIP-ViT-H-14-378": {"text_encoder": "clip_dfn_vit_h"},
     **dict.fromkeys(("google/t5-v1_1-xxl", "DeepFloyd/t5-v1_1-xxl"), {"text_encoder": "t5_v1_1_xxl"}),
     "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": {"text_encoder": "clip_vit_bigg"},
     "stabilityai/stable-cascade-prior": {

@@ -15,9 +15,12 @@ from safetensors.numpy import save_file  # noqa: E402
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection  # noqa: E402
 
 from ppldm.cache.plan import EmbeddingsRequest  # noqa: E402
+from ppldm.config.network_files import published_network  # noqa: E402
 from ppldm.data.text.tokenizer import load_tokenizer  # noqa: E402
+from ppldm.networks.configs import read_new_config  # noqa: E402
 from ppldm.networks.model import hidden_states, projected_caption  # noqa: E402
 from ppldm.utils.errors import ModelError  # noqa: E402
+from ppldm.weights.configs import complete_config  # noqa: E402
 from ppldm.weights.fill import fill_component  # noqa: E402
 from ppldm.weights.source import config_here, open_model  # noqa: E402
 
@@ -159,6 +162,14 @@ def test_what_is_another_network_is_refused(tmp_path, text, said, words):
     folder = write(tmp_path, model_of(False), text=text, **said)
     with pytest.raises(ModelError, match=words):
         open_model(folder).component("text_encoder")
+
+
+def test_the_published_one_is_known_without_a_download():
+    """Its config is that of `ViT-H-14-378-quickgelu` in open_clip 3.3."""
+    text = {"context_length": 77, "vocab_size": 49408, "width": 1024, "heads": 16, "layers": 24}
+    said = {"model_cfg": {"embed_dim": 1024, "quick_gelu": True, "vision_cfg": {}, "text_cfg": text}}
+    name = published_network("text_encoder", "apple/DFN5B-CLIP-ViT-H-14-378")
+    assert complete_config("text_encoder", said, "x") == read_new_config("text_encoder", name, "")
 
 
 def test_a_folder_without_weights_is_named(tmp_path):
