@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from ..config.data import EAGER, LATENTS_DTYPES, DataOptions
-from ..data.cached.file import CachedFile, create_file, unfinished_path
+from ..data.cached.file import CachedFile, count_bytes, create_file, unfinished_path
 from ..data.cached.key import CacheKey
 from ..data.filelist import read_sources
 from ..data.formats.index import build_lock
@@ -215,7 +215,10 @@ def tell(plan: Plan, projection: Projection, num_tasks: int, is_main: bool) -> d
         log = get_logger().info
         log("%d of %d files are there", projection.finished, projection.files)
         for file, count, cost in costs:
-            log("  %s: %s to encode, about %.0f ms each", file.key.label, f"{count:,}", 1000 * cost)
+            cells = file.key.cells({**plan.encoder.header, "variants": 1})
+            size = max(count_bytes(cells, file.key.dtype)) / cells.variants / 1e6
+            words = "  %s: %s to encode, about %.0f ms and %.3f MB each in %s"
+            log(words, file.key.label, f"{count:,}", 1000 * cost, size, file.key.dtype)
         log("that is %.3f GB and about %.2f hours", num_bytes / 1e9, hours)
     return {
         "files": projection.files,

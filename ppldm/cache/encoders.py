@@ -16,8 +16,8 @@ from ..networks.configs import (
     downscale_factor,
     hidden_width,
     is_effnet,
-    is_ldmbert,
     is_shifted,
+    table_of,
 )
 from ..networks.engine import use_engine
 from ..networks.model import encode_moments, hidden_states, join_caption, projected_caption
@@ -113,7 +113,7 @@ def embeddings_key(
         text_encoder=text_encoder_digest(text_encoder),
         tokenizer=tokenizer.digest,
         model_max_length=tokenizer.max_length,
-        mask_pad_tokens=mask_pad_tokens and not text_projection and is_ldmbert(config),
+        mask_pad_tokens=mask_pad_tokens and table_of("text_encoder", config) != "clip",
         dtype=dtype,
         text_projection=text_projection,
     )

@@ -65,6 +65,8 @@ _NETWORKS = {
     **dict.fromkeys(("CompVis/stable-diffusion-v1-4", "stable-diffusion-v1-5/stable-diffusion-v1-5"), _SD1),
     **{f"stabilityai/stable-diffusion-{name}": _SD2 for name in ("2", "2-base", "2-1", "2-1-base")},
     "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l", "image_encoder": "image_encoder_vit_l"},
+    "apple/DFN5B-CLIP-ViT-H-14-378": {"text_encoder": "clip_dfn_vit_h"},
+    **dict.fromkeys(("google/t5-v1_1-xxl", "DeepFloyd/t5-v1_1-xxl"), {"text_encoder": "t5_v1_1_xxl"}),
     "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": {"text_encoder": "clip_vit_bigg"},
     "stabilityai/stable-cascade-prior": {
         **{"text_encoder": "clip_vit_bigg", "image_encoder": "image_encoder_vit_l", "prior": "cascade_c_3b"}
@@ -95,6 +97,14 @@ def vocabulary_folder(name: str) -> Path:
     config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": _LENGTH, "do_lower_case": True, **special}
     write_json(folder / TOKENIZER_CONFIG, config)
     return folder
+
+
+def pieces_file(folder: Path) -> Path | None:
+    """The file of T5's tokenizer in a folder: a model of sentencepiece, or, of a folder without another tokenizer,
+    tokenizer.json; None where there is none."""
+    others = any((folder / name).is_file() for name in ("vocab.txt", "merges.txt"))
+    found = (folder / name for name in ("spiece.model", *["tokenizer.json"] * (not others)))
+    return next((path for path in found if path.is_file()), None)
 
 
 def mends_text(folder: Path) -> bool:

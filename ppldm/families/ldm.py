@@ -1,10 +1,10 @@
 """Text to image by a frozen VAE, a text encoder and what removes the noise: all but the settings of such families; and
 those whose denoiser is a UNet (latent diffusion, Rombach et al. 2022, arXiv:2112.10752).
 
-ldm               by default as published: LDMBert and UNet from scratch over the VAE of Stable Diffusion; CLIP's text
-                  encoder may stand frozen in place of an LDMBert
-stable_diffusion  1.x and 2.x: CLIP's text encoder, frozen or trained; from --model_name_or_path all, else each from
-                  --<component>_name_or_path or --<component>_config_file (docs/finetune.md)
+ldm               by default as published: LDMBert and UNet from scratch over the VAE of Stable Diffusion; a CLIP or
+                  a T5 may stand frozen in place of an LDMBert
+stable_diffusion  1.x and 2.x: CLIP's text encoder, frozen or trained, or a frozen T5; from --model_name_or_path all,
+                  else each from --<component>_name_or_path or --<component>_config_file (docs/finetune.md)
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import ClassVar
 from ..config.network_files import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
 from ..config.option import Needs, Positive, option
 from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import check_fit, check_sizes_taken, downscale_factor, is_ldmbert, with_statistics
+from ..networks.configs import check_fit, check_sizes_taken, downscale_factor, is_ldmbert, is_t5, with_statistics
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
 from ..weights.source import config_here
@@ -90,8 +90,11 @@ class TextToImage(Family):
         return {name: Component(one, name in config.trained) for name, one in configs.items()}
 
     def check_configs(self, configs: dict, config: TextToImageSettings) -> None:
-        """Raises ModelError where completed configs, by name, of those that are known, make no model of this family."""
+        """Raises ModelError where completed configs, by name, of those that are known, make no model of this family,
+        and ConfigError where a T5 is to be trained."""
         check_fit(configs)
+        if config.trains_text_encoder and configs.get("text_encoder") and is_t5(configs["text_encoder"]):
+            raise ConfigError(f"the text encoder is a T5, which stays frozen; {config.how_to_freeze}")
         if configs.get("unet"):
             check_sizes_taken(configs["unet"], config.size_conditioning)
 
@@ -114,7 +117,7 @@ class TextToImage(Family):
 
         model = build_ldm(config, tokenizer.vocab_size, seed, data.resolution)
         model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
-        model.empty_end = tokenizer.end_id if config.empty_caption == "zeros" else None
+        model.empty_end = (tokenizer.start, tokenizer.end_id) if config.empty_caption == "zeros" else None
         check_sides(downscale_factor(model.vae.config), "the VAE's", data)
         if methods := config.chosen_methods():
             from ..methods.base import attach_methods
@@ -172,7 +175,7 @@ class LdmConfig(UNetSettings):
     unet_name_or_path: str | None = _model(None, kind="model")
     "UNet to start from, such as Stable Diffusion's: a folder, a .ckpt, or a name."
     pretrained_text_encoder_name: str | None = _model(None, kind="model")
-    "A frozen CLIP text encoder in place of a trained LDMBert: a folder, or a name."
+    "A frozen CLIP or T5 text encoder in place of a trained LDMBert: a folder, or a name."
     text_encoder_config_file: str | None = _model(None, kind="network")
     "Config of an LDMBert text encoder, built from scratch: a JSON file, or a name."
     unet_config_file: str | None = _model(None, kind="network")
@@ -254,7 +257,7 @@ class StableDiffusion(TextToImage):
     Config = StableDiffusionConfig
 
     def check_configs(self, configs: dict, config: StableDiffusionConfig) -> None:
-        """Also that the text encoder is CLIP's."""
+        """Also that the text encoder is no LDMBert."""
         super().check_configs(configs, config)
         if configs["text_encoder"] and is_ldmbert(configs["text_encoder"]):
             raise ModelError("the text encoder is an LDMBert, not CLIP's; train it as `family: ldm`")

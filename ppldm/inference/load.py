@@ -93,7 +93,7 @@ def load(
     if lora:
         loaded.seen = None  # it was trained on further captions
     model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
-    model.empty_end = loaded.end_id if metadata["empty_caption"] == "zeros" else None
+    model.empty_end = (loaded.start, loaded.end_id) if metadata["empty_caption"] == "zeros" else None
     autocast = use_dtype(model, dtype)
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}

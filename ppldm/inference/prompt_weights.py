@@ -82,9 +82,10 @@ def parse_weights(prompt: str) -> list[Chunk]:
 def tokens_of(chunk: Chunk, tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """(token ids [L] int64, weights [L] float32, 1 of special tokens and padding) of a chunk, cut where too long."""
     *rows, ids = tokenizer.encode([*(text for text, _ in chunk), ""])
-    weights, start = np.ones(len(ids), np.float32), 1
+    weights, first = np.ones(len(ids), np.float32), tokenizer.start
+    start = first
     for row, (_, weight) in zip(rows, chunk, strict=True):
-        own = row[1 : 1 + int(np.argmax(row[1:] == tokenizer.end_id))][: len(ids) - 1 - start]
+        own = row[first : first + int(np.argmax(row[first:] == tokenizer.end_id))][: len(ids) - 1 - start]
         ids[start : start + len(own)], weights[start : start + len(own)] = own, weight
         start += len(own)
     ids[start] = tokenizer.end_id
@@ -137,7 +138,7 @@ def _unknown(tokenizer, texts: list[str]) -> str:
 
 
 def _cut(pipeline, texts: list[str], weighted: bool, has_syntaxes: bool) -> str:
-    room, rests = pipeline.tokenizer.max_length - 2, []
+    room, rests = pipeline.tokenizer.room, []
     for text in texts:
         for chunk in parse_weights(text) if weighted else [[(text, 1.0)]]:
             left, rest = room, ""

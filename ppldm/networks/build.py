@@ -157,6 +157,16 @@ def _clip(one: _Parameter) -> np.ndarray:
     return one.normal(stds[one.path.rpartition(".")[2]] if one.name == "weight" else 0.0)
 
 
+def _t5(one: _Parameter) -> np.ndarray:
+    """Weights ~ N(0, std**2) as transformers draws a T5's: words 1, queries (d_model d_kv)**-0.5, what ends a residual
+    branch the inverse root of the width it comes from, all else d_model**-0.5; norms 1."""
+    config, leaf = one.whole.config, one.path.rpartition(".")[2]
+    if leaf.endswith("layer_norm"):
+        return np.ones(one.shape, np.float32)
+    wide = {"shared": 1, "q": config.d_model * config.d_kv, "o": config.num_heads * config.d_kv, "wo": config.d_ff}
+    return one.normal(wide.get(leaf, config.d_model) ** -0.5)
+
+
 @paddle.no_grad()
 def _end_with_zeros(unet: nn.Layer) -> None:
     """Zeros in the last layer of every residual branch: the first loss of epsilon is 1.0."""
@@ -253,7 +263,7 @@ def _zero(layer: nn.Layer) -> None:
 # discriminator are ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0; of LPIPS VGG16's
 # are as `he` draws them, and the weights of its features ~ U(0, 1).
 _RULES: dict[str, tuple[int, Callable[[_Parameter], np.ndarray]]] = {
-    "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "clip": (4, _clip),
+    "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "clip": (4, _clip), "t5": (4, _t5),
     "uvit": (5, _transformer), "dit": (5, _transformer), "microdit": (5, _microdit),
     "cascade_prior": (6, _cascade), "cascade_decoder": (6, _cascade), "effnet": (3, _Parameter.he),
     "vqgan": (7, _paella), "inception": (28, _Parameter.he),

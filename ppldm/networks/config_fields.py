@@ -26,6 +26,7 @@ CLASSES = {
     "vae": "ppdiffusers.models.autoencoder_kl.AutoencoderKL",
     "ldmbert": "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertConfig",
     "clip": "ppdiffusers.transformers.clip.configuration.CLIPTextConfig",
+    "t5": "ppdiffusers.transformers.t5.configuration.T5Config",
     "cascade_prior": "ppldm.networks.cascade.unet.CascadeUNet",
     "cascade_decoder": "ppldm.networks.cascade.unet.CascadeUNet",
     "effnet": "ppldm.networks.cascade.control.EffNetEncoder",
@@ -33,14 +34,15 @@ CLASSES = {
     "image_encoder": "ppdiffusers.transformers.clip.configuration.CLIPVisionConfig",
     "cascade_controlnet": "ppldm.networks.cascade.control.CascadeControlNet",
 }
-_CLIP_CLASSES = "ppdiffusers.transformers"
+_ENCODERS = "ppdiffusers.transformers"
 # By kind, or by the name above: the classes of networks that take their settings as an object of the class above, and
 # of those that have no settings here.
 NETWORKS = {
     "ldmbert": "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertModel",
-    "clip": f"{_CLIP_CLASSES}.CLIPTextModel",
-    "projected_text_encoder": f"{_CLIP_CLASSES}.CLIPTextModelWithProjection",
-    "image_encoder": f"{_CLIP_CLASSES}.CLIPVisionModelWithProjection",
+    "clip": f"{_ENCODERS}.CLIPTextModel",
+    "t5": f"{_ENCODERS}.T5EncoderModel",
+    "projected_text_encoder": f"{_ENCODERS}.CLIPTextModelWithProjection",
+    "image_encoder": f"{_ENCODERS}.CLIPVisionModelWithProjection",
     "PatchDiscriminator": "ppldm.networks.losses.PatchDiscriminator",
     "Lpips": "ppldm.networks.losses.Lpips",
     "LatentAlignment": "ppldm.networks.losses.LatentAlignment",
@@ -63,6 +65,7 @@ REQUIRED = {
     "vae": "down_block_types up_block_types block_out_channels latent_channels",
     "ldmbert": "d_model encoder_layers encoder_attention_heads head_dim encoder_ffn_dim",
     "clip": _CLIP,
+    "t5": "d_model d_kv d_ff num_layers num_heads feed_forward_proj",
     "cascade_prior": f"{_CASCADE} clip_text_in_channels clip_image_in_channels",
     "cascade_decoder": f"{_CASCADE} effnet_in_channels",
     "effnet": "stage_channels stage_layers latent_channels",
@@ -171,6 +174,9 @@ _RULES = {
     "MicroDiT.experts_every_n": range(2, _COUNT.stop),
     "LDMBertConfig.pad_token_id": _TOKEN,
     "CLIPTextConfig.projection_dim": (_SIZE, NULL),
+    "T5Config.feed_forward_proj": "relu|gated-gelu|gated-silu",
+    "T5Config.relative_attention_num_buckets": range(4, 257),
+    "T5Config.relative_attention_max_distance": range(128, _SIZE.stop),
     "CascadeUNet.block_types_per_layer": ([["|".join(CASCADE_BLOCKS)]],),
     "CascadeUNet.num_attention_heads": range(-1, _SIZE.stop),  # below 1 where a level does not attend
     "CascadeUNet.patch_size PaellaVQModel.up_down_scale_factor": range(1, 65),
@@ -183,15 +189,19 @@ _RULES = {
 _TYPES, _TUPLE = re.compile(r"\b(?:bool|float|int|str)\b"), re.compile(r"[Tt]uple\[(.*?)\]")
 _RULE_OF = {name: rule for names, rule in _RULES.items() for name in names.split()}
 # Settings of the classes of PaddleNLP's configs that no network here reads.
+_T5_UNUSED = (
+    "classifier_dropout initializer_factor is_encoder_decoder num_decoder_layers tensor_parallel_output use_cache"
+)
 _UNUSED = {
     "ldmbert": {"classifier_dropout", "use_cache"},
     "clip": (_CLIP_UNUSED := {"attention_dropout", "initializer_factor", "initializer_range"}),
     "image_encoder": _CLIP_UNUSED,
+    "t5": set(_T5_UNUSED.split()),
 }
 # What transformers and older versions write beside them, and LDMBert's settings by other names.
 _OTHERS = (
-    "attn_implementation dropout hidden_size model_type num_attention_heads num_hidden_layers tf_legacy_loss "
-    "torchscript use_bfloat16"
+    "attn_implementation dense_act_fn dropout hidden_size is_gated_act model_type n_positions num_attention_heads "
+    "num_hidden_layers output_past tf_legacy_loss torchscript use_bfloat16"
 )
 
 

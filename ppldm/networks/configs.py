@@ -1,7 +1,7 @@
 """The one reader for configs of networks. No paddle is imported and nothing built: a config is refused in milliseconds.
 
-A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit`, `dit` or `microdit`, as the
-config says (`table_of`). All return or take configs completed with the classes' defaults. Every function raises the
+A kind is one of LABELS; a `text_encoder` is `ldmbert`, `clip` or `t5`, a `transformer` `uvit`, `dit` or `microdit`, as
+the config says (`table_of`). All return or take configs completed with the classes' defaults. Every function raises the
 `error` it is given, in one line that names the file, the setting, its value and what it must be.
 """
 
@@ -15,7 +15,7 @@ from .config_fields import CLASSES, NETWORKS, REQUIRED, describe, fits, ignored_
 
 _NAMES = {
     "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
-    "clip": "a CLIP text encoder", "cascade_prior": "a Stable Cascade prior",
+    "clip": "a CLIP text encoder", "t5": "a T5 text encoder", "cascade_prior": "a Stable Cascade prior",
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
     "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT", "text_encoder": "a text encoder",
@@ -24,7 +24,7 @@ _NAMES = {
 LABELS = {kind: name.partition(" ")[2] for kind, name in _NAMES.items()}
 # Of these kinds, the one that a config names more settings of; the first where it names none.
 _TABLES = {
-    "text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",),
+    "text_encoder": ("ldmbert", "clip", "t5"), "projected_text_encoder": ("clip",),
     "transformer": ("uvit", "dit", "microdit"),
 }  # fmt: skip
 # What a network cannot do without once another setting has this value (any, where it is None).
@@ -120,8 +120,13 @@ def read_json_config(path, flag: str) -> dict:
 
 
 def is_ldmbert(config: dict) -> bool:
-    """True for the config of an LDMBert; else it is a CLIP text encoder's."""
+    """True for the config of an LDMBert; else it is a CLIP's or a T5's."""
     return table_of("text_encoder", config) == "ldmbert"
+
+
+def is_t5(config: dict) -> bool:
+    """True for the config of a T5."""
+    return table_of("text_encoder", config) == "t5"
 
 
 def is_uvit(transformer: dict) -> bool:
@@ -131,7 +136,7 @@ def is_uvit(transformer: dict) -> bool:
 
 def hidden_width(text_encoder) -> int:
     """Of the hidden states of a text encoder, by its config."""
-    return text_encoder["d_model" if is_ldmbert(text_encoder) else "hidden_size"]
+    return text_encoder["d_model" if "d_model" in text_encoder else "hidden_size"]
 
 
 def table_of(kind: str, config: dict) -> str:
@@ -233,7 +238,7 @@ def check_sizes_taken(unet: dict, wanted: bool) -> None:
 
 def check_tokenizer_fit(text_encoder: dict, vocab_size: int, max_length: int) -> None:
     """Raises ModelError where a tokenizer has more words, or captions more tokens, than the text encoder knows."""
-    words, positions = text_encoder["vocab_size"], text_encoder["max_position_embeddings"]
+    words, positions = text_encoder["vocab_size"], text_encoder.get("max_position_embeddings", max_length)
     if words < vocab_size or positions < max_length:
         raise ModelError(
             f"the text encoder knows {words} words and {positions} positions, the tokenizer {vocab_size} and "

@@ -104,7 +104,8 @@ class LatentDiffusionModel(DenoisingModel):
                 hidden = hidden_states(self.text_encoder, input_ids, self.mask_behind)
         if self.empty_end is None:
             return hidden
-        return hidden * (input_ids[:, 1] != self.empty_end).astype(hidden.dtype).reshape([-1, 1, 1])
+        place, end = self.empty_end
+        return hidden * (input_ids[:, place] != end).astype(hidden.dtype).reshape([-1, 1, 1])
 
     def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the UNet takes of captions [B, L], by the names of its arguments: hidden states, and a mask or None."""

@@ -64,19 +64,19 @@ class Model(nn.Layer):
     """Base of all models. It draws nothing: a batch has an array for each of `inputs`. process: the
     `diffusion.process.Process` of a model that has noise levels. inputs: by the names of `forward`'s arguments, how the
     data layer makes each. tokenizer: of its captions, or None. autoencoder, caption_encoder: the names of the frozen
-    components whose moments, and hidden states, may be computed ahead. empty_end: the id of the token that ends a
-    caption where those of an empty one are zeros. keep_moments: keeps what is computed of pixels: (places int64 [M, 3],
-    moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of its networks.
-    num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`, if set.
-    methods: of `ppldm.methods`, what they train beside the networks (method_parts), and what they look at in a step
-    (taps): outputs of layers, and their own inputs (method_inputs)."""
+    components whose moments, and hidden states, may be computed ahead. empty_end: (place, id) of the token that
+    ends an empty caption, where its hidden states are zeros. keep_moments: keeps what is computed of pixels: (places
+    int64 [M, 3], moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of
+    its networks. num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`,
+    if set. methods: of `ppldm.methods`, what they train beside the networks (method_parts), and what they look at in a
+    step (taps): outputs of layers, and their own inputs (method_inputs)."""
 
     process = None
     inputs: dict[str, Any] = {}
     tokenizer = None
     autoencoder: str | None = None
     caption_encoder: str | None = None
-    empty_end: int | None = None
+    empty_end: tuple[int, int] | None = None
     compiled_predict: Callable | None = None
     keep_moments: Callable | None = None
     num_updates: int = 0
@@ -171,9 +171,15 @@ def token_mask(input_ids, end_id: int | None):
 
 
 def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
-    """[B, L] int64 to the last hidden states [B, L, D]. CLIP's encoder is causal, and takes no mask."""
-    mask = {"attention_mask": token_mask(input_ids, end_id)} if hasattr(text_encoder, "to_logits") else {}
-    return text_encoder(input_ids, **mask)[0]
+    """[B, L] int64 to the last hidden states [B, L, D]. CLIP's encoder is causal, and takes no mask. A T5 computes in
+    the type of its weights: under autocast ppdiffusers' mixes types. Of ids, Paddle could make no graph of it."""
+    if hasattr(text_encoder, "text_model"):
+        return text_encoder(input_ids)[0]
+    mask = token_mask(input_ids, end_id)
+    if hasattr(text_encoder, "to_logits"):
+        return text_encoder(input_ids, attention_mask=mask)[0]
+    with paddle.amp.auto_cast(enable=False):
+        return text_encoder(inputs_embeds=text_encoder.shared(input_ids), attention_mask=mask)[0]
 
 
 def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):

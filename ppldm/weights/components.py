@@ -12,12 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ..networks.configs import is_effnet
+from ..networks.configs import is_effnet, is_t5
 from ..utils.checksums import sha256_arrays
 from ..utils.errors import ModelError
 
 # Tables of vectors, looked up and not multiplied: 2-D, and stored the same way by both.
-_TABLES = ["embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding", "embedding"]
+_TABLES = [
+    "embed_tokens", "embed_positions", "token_embedding", "position_embedding", "class_embedding", "embedding",
+    "shared", "relative_attention_bias",
+]  # fmt: skip
 # Of a batch norm, by PyTorch's names; it counts batches too, which nothing here needs.
 STATISTICS = {"running_mean": "_mean", "running_var": "_variance"}
 OLDER_TORCH_START = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # a number: so PyTorch's files began before 1.6
@@ -43,7 +46,7 @@ _ENCODER_SETTINGS = (
     "layers_per_block", "act_fn", "norm_num_groups", "use_quant_conv",
 )  # fmt: skip
 _ENCODER = ("encoder.", "quant_conv.")
-# The same of a text encoder, of either kind, and its hidden states.
+# The same of a text encoder but a T5, and its hidden states.
 _TEXT_ENCODER_SETTINGS = (
     "encoder_attention_heads", "head_dim", "activation_function", "scale_embedding",
     "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id",
@@ -82,7 +85,8 @@ def encoder_digest(vae: ComponentWeights) -> str:
 
 def text_encoder_digest(text_encoder: ComponentWeights) -> str:
     """32 hexadecimal digits that no text encoder has whose hidden states differ."""
-    return _digest(text_encoder, _TEXT_ENCODER_SETTINGS, lambda name: not name.startswith(_UNUSED))
+    settings = text_encoder.config if is_t5(text_encoder.config) else _TEXT_ENCODER_SETTINGS
+    return _digest(text_encoder, settings, lambda name: not name.startswith(_UNUSED))
 
 
 def _digest(component: ComponentWeights, settings: Iterable[str], matters: Callable[[str], bool]) -> str:

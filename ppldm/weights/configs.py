@@ -11,8 +11,9 @@ from ..networks.configs import check_config
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from .components import to_paddle_config
+from .folders import OPEN_CLIP
 
-CONFIG_FILES = ("config.json", "model_config.json")  # the second is PaddleNLP's name before 2.5
+CONFIG_FILES = ("config.json", "model_config.json", OPEN_CLIP)  # the second is PaddleNLP's name before 2.5
 SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
 FLOW_CLASS = "FlowMatchEulerDiscreteScheduler"
 PUBLISHED_SCHEDULE = {
@@ -48,6 +49,10 @@ def read_config(kind: str, folder: Path) -> dict:
 
 def complete_config(kind: str, config: dict, source) -> dict:
     """`config` as ppdiffusers' class takes it, with its defaults for what is not there. Raises ModelError."""
+    if "model_cfg" in config and kind.endswith("text_encoder"):
+        from .layouts.open_clip import text_settings
+
+        config = text_settings(config, source)
     return check_config(kind, to_paddle_config(kind, config, source), source)
 
 

@@ -23,7 +23,7 @@ from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS
 
 ALL_FOLDERS = FOLDERS | FURTHER_FOLDERS
 _COMPONENTS = ("tokenizer", *(name for names in ALL_FOLDERS.values() for name in names))
-_SMALL = ("*.json", "vocab.txt", "merges.txt")
+_SMALL = ("*.json", "vocab.txt", "merges.txt", "spiece.model")
 PACKAGED = Path(__file__).parents[1] / "config/weights"  # trained networks that come with the package, by name
 SIDE_BY_SIDE = {"": ("",)}  # config, tokenizer and weights, without folders
 RANDOM = "random"  # in place of a path, where random weights will do

@@ -28,6 +28,7 @@ NOT_TEXT_TO_IMAGE = (
 )
 CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdparams"
 RUN_FILE = "run.json"
+OPEN_CLIP = "open_clip_config.json"
 _EXPORTED = ("pipeline", "vae", "vqgan")  # folders of whole models that a run leaves at its end
 _GROWS = "metrics.jsonl"
 FOLDER, FILE, CHECKPOINT = "folder", "file", "checkpoint"  # forms of models
@@ -51,8 +52,13 @@ def find_component(folder: Path, kind: str) -> Path | None:
 
 
 def is_tokenizer(folder: Path) -> bool:
-    """True for a folder with a vocabulary, BERT's or CLIP's."""
-    return any((folder / name).is_file() for name in ("vocab.txt", "merges.txt"))
+    """True for a folder with a vocabulary, BERT's, CLIP's or T5's."""
+    return any((folder / name).is_file() for name in ("vocab.txt", "merges.txt", "spiece.model", "tokenizer.json"))
+
+
+def is_open_clip_folder(folder: Path) -> bool:
+    """True for a repository of open_clip's that is of no other library too."""
+    return (folder / OPEN_CLIP).is_file() and not (folder / "config.json").is_file()
 
 
 def checkpoint_name(step: int) -> str:

@@ -26,7 +26,9 @@ LDM, STABLE_DIFFUSION, CONTROLNET = "ldm", "stable_diffusion", "controlnet"
 TRANSFORMER = "transformer"  # the component; its table of settings has the name of its family
 _DIFFUSERS_CLASSES = dict.fromkeys(("cascade_prior", "cascade_decoder"), "StableCascadeUNet")  # of kinds that it has
 _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
-_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
+_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "tokenizer.json")
+_TOKENIZERS = {"merges.txt": "CLIPTokenizer", "vocab.txt": "BertTokenizer"}  # by a file that each has
+_TOKENIZERS |= dict.fromkeys(("spiece.model", "tokenizer.json"), "T5Tokenizer")
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
 _OF_METHODS = {"projector": "Projector"}  # likewise; `ppldm.methods`
 
@@ -50,7 +52,7 @@ class TokenizerFiles:
     @property
     def class_name(self) -> str:
         """The name of its class in PaddleNLP and transformers."""
-        return "CLIPTokenizer" if "merges.txt" in self.files else "BertTokenizer"
+        return next((name for file, name in _TOKENIZERS.items() if file in self.files), "CLIPTokenizer")
 
     @property
     def crc32(self) -> str:

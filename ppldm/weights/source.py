@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..diffusion.drawing import kept_of
 from ..families.base import get_family
-from ..networks.configs import LABELS, is_ldmbert
+from ..networks.configs import LABELS, is_ldmbert, is_t5
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
@@ -33,6 +33,7 @@ from .folders import (
     FURTHER_FOLDERS,
     NOT_TEXT_TO_IMAGE,
     find_component,
+    is_open_clip_folder,
     is_tokenizer,
     recognise,
     whole_model,
@@ -94,11 +95,14 @@ class ModelSource:
             from .layouts.older import find_older_tokenizer
 
             return find_older_tokenizer(self.path)
+        from ..config.network_files import vocabulary_folder
+
+        if is_open_clip_folder(self.path):
+            return vocabulary_folder("open-clip")
         own = (self.path / TOKENIZER_FOLDER, self.path, self.path.parent / TOKENIZER_FOLDER)
         found = next((folder for folder in own if is_tokenizer(folder)), None)
         if found or self.form != FILE or self.path.suffix not in _TORCH_SUFFIXES:
             return found
-        from ..config.network_files import vocabulary_folder
         from .layouts.single_file import has_clip, is_open_clip
 
         names = read_names(self.path)
@@ -260,11 +264,18 @@ def _read_checked(kind: str, folder: Path) -> ComponentWeights:
 
 def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     config = read_config(kind, folder)
-    arrays = read_component_arrays(folder)
+    if kind == "text_encoder" and is_t5(config):
+        from .layouts.published import read_t5
+
+        return ComponentWeights(config, read_t5(folder), str(folder))
+    own = ("",) if kind == "text_encoder" and is_ldmbert(config) else _PARTS_OF_CLIP.get(kind, ("",))
+    if is_open_clip_folder(folder):
+        from .layouts.open_clip import read_text_encoder
+
+        return ComponentWeights(config, read_text_encoder(folder, own), str(folder))
+    arrays = read_component_arrays(folder, lambda name: name.startswith(own))
     if kind == "vae":
         arrays = {_modern_vae_name(name): array for name, array in arrays.items()}
-    if (own := _PARTS_OF_CLIP.get(kind)) and not (kind == "text_encoder" and is_ldmbert(config)):
-        arrays = {name: array for name, array in arrays.items() if name.startswith(own)}
     if kind == TRANSFORMER:
         from .layouts.published import without_tables
 

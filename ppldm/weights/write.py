@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..config.network_files import mends_text, write_mends
+from ..config.network_files import mends_text, pieces_file, write_mends
 from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
-from ..networks.configs import downscale_factor, is_ldmbert, is_shifted, table_of, takes_mask, takes_sizes
+from ..networks.configs import downscale_factor, is_ldmbert, is_shifted, is_t5, table_of, takes_mask, takes_sizes
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
@@ -46,12 +46,14 @@ from .model_file import (
 
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 _TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": MICRODIT_CLASS}
+T5_LENGTH = 120  # tokens of a caption where nothing says it: PixArt-alpha's, arXiv:2310.00426
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
 _LDM_FOLDERS = {"vae": "vqvae", "text_encoder": "bert"}  # beside an LDMBert; all others have their component's name
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
-    "words.txt",
+    "words.txt", "spiece.model",
 )  # fmt: skip
+_MODEL_TYPES = {"LDMBertModel": "ldmbert", "T5EncoderModel": "t5"}  # of encoders of captions; else CLIP's
 # By stage of Stable Cascade: the class of diffusers' pipeline, with what else it has besides scheduler and tokenizer.
 _CASCADE_PIPELINES: dict[str, tuple[str, dict]] = {
     "cascade_prior": ("StableCascadePriorPipeline", {"feature_extractor": [None, None], "image_encoder": [None, None]}),
@@ -127,8 +129,8 @@ def metadata_of(weights: Weights) -> dict:
     side = size if isinstance(size, int) else size[0]
     return {
         "resolution": side * downscale_factor(vae),
-        "model_max_length": text_encoder["max_position_embeddings"],
-        "mask_pad_tokens": False,
+        "model_max_length": text_encoder.get("max_position_embeddings", T5_LENGTH),
+        "mask_pad_tokens": TRANSFORMER in weights.components and is_t5(text_encoder),  # as a PixArt-alpha, if not said
         "empty_caption": "embedding",
         "guidance_scale": USUAL.guidance_scale,
         **({"size_conditioning": True} if takes_sizes(denoiser) else {}),
@@ -143,12 +145,17 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
     metadata, ldmbert = metadata_of(weights), is_ldmbert(weights.components["text_encoder"].config)
     if metadata["prediction_type"] == FLOW:
         return f"the text-to-image pipelines of {form} for this network do not draw rectified flow"
+    t5 = is_t5(weights.components["text_encoder"].config)
+    if t5 and _family(weights) == "dit":
+        return f"the PixArt pipelines of {form} change captions before they encode them"
     if metadata["mask_pad_tokens"]:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
     if metadata["empty_caption"] == "zeros":
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
     if TRANSFORMER in weights.components:
         return f"{form} has no pipeline that draws by this transformer and text encoder"
+    if t5:
+        return f"{form} has no pipeline of this UNet and text encoder"
     if is_shifted(weights.components["vae"].config):
         return f"the pipelines of {form} for this UNet only scale latents, and its VAE has them shifted"
     if takes_sizes(weights.components["unet"].config) and form != "compvis":  # which has no such network
@@ -214,8 +221,8 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
     ldmbert = is_ldmbert(weights.components["text_encoder"].config)
     for kind, component in weights.components.items():
         write_component(kind, component, target / (_LDM_FOLDERS if ldmbert else {}).get(kind, kind), form, safetensors)
-    pairs = (target / TOKENIZER_FOLDER / "merges.txt").is_file() or not (target / TOKENIZER_FOLDER).is_dir()
-    index = _index(weights, "CLIPTokenizer" if pairs and not ldmbert else "BertTokenizer", form)
+    files = TokenizerFiles(0, dict.fromkeys(path.name for path in (target / TOKENIZER_FOLDER).glob("*")))
+    index = _index(weights, "BertTokenizer" if ldmbert else files.class_name, form)
     scheduler = FLOW_CLASS if weights.scheduler["prediction_type"] == FLOW else "DDIMScheduler"
     write_index(target, {**index, "scheduler": [form, scheduler]}, form, scheduler_settings(weights.scheduler))
 
@@ -247,7 +254,7 @@ def write_component(kind: str, component: ComponentWeights, folder: Path, form: 
     head: dict[str, Any] = {"_class_name": name, f"_{form}_version": version_of(form)}
     if is_encoder:
         clip = "clip_vision_model" if kind == "image_encoder" else "clip_text_model"
-        head = {"architectures": [name], "model_type": "ldmbert" if name == "LDMBertModel" else clip}
+        head = {"architectures": [name], "model_type": _MODEL_TYPES.get(name, clip)}
     write_json(folder / "config.json", {**head, **config})
 
 
@@ -274,15 +281,16 @@ def _index(weights: Weights, tokenizer: str, library: str) -> dict:
         **({CONTROLNET: [library, class_of(CONTROLNET, {})]} if CONTROLNET in weights.components else {}),
         **{name: [None, None] for name in ("safety_checker", "feature_extractor", "image_encoder")},
         "requires_safety_checker": False,
-        "text_encoder": [transformers, "CLIPTextModel"],
+        "text_encoder": [transformers, class_of("text_encoder", weights.components["text_encoder"].config)],
         "vae": [library, "AutoencoderKL"],
     }
 
 
 def _pipeline_class(weights: Weights) -> str:
-    if TRANSFORMER in weights.components:  # no library has one of this text encoder: its components are loaded singly
+    text_encoder = weights.components["text_encoder"].config
+    if TRANSFORMER in weights.components or is_t5(text_encoder):  # no library has one: components are loaded singly
         return "DiffusionPipeline"
-    if is_ldmbert(weights.components["text_encoder"].config):
+    if is_ldmbert(text_encoder):
         return "LDMTextToImagePipeline"
     kind = "Inpaint" if _inpaints(weights) else "ControlNet" if CONTROLNET in weights.components else ""
     return f"StableDiffusion{kind}Pipeline"
@@ -314,7 +322,7 @@ def copy_tokenizer(tokenizer, target: Path) -> None:
         return
     target.mkdir()
     for path in sorted(tokenizer.iterdir()):
-        if path.name in _TOKENIZER_FILES:
+        if path.name in _TOKENIZER_FILES or path == pieces_file(tokenizer):
             (target / path.name).write_bytes(read_small(path, ModelError, inside=True))
     if (target / "merges.txt").is_file():
         write_mends(target, mends_text(tokenizer))  # which may follow from what lies beside it

@@ -24,7 +24,7 @@ CASCADE_CONTROLNET = {
     "conditioning_channels": 3, "projection_channels": 2048, "blocks": [0, 4], "bottleneck": "effnet",
 }  # fmt: skip
 PUBLISHED = {"cascade_prior": "cascade_c_1b", "cascade_decoder": "cascade_b_700m", "effnet": "effnet_v2_s",
-             "vqgan": "vqgan_f4", "image_encoder": "image_encoder_vit_l"}  # fmt: skip
+             "vqgan": "vqgan_f4", "image_encoder": "image_encoder_vit_l", "t5": "t5_tiny"}  # fmt: skip
 CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ldmbert": TEXT_ENCODER_CONFIG,
            "clip": CLIP, "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG,
            "cascade_controlnet": CASCADE_CONTROLNET} | {
@@ -32,7 +32,7 @@ CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ld
 }  # fmt: skip
 # How many settings a model.json has of each, which is refused where one of them is missing: an older one then, too.
 COUNTS = {
-    "unet": 49, "controlnet": 32, "uvit": 17, "dit": 24, "microdit": 15, "vae": 19, "ldmbert": 15, "clip": 12,
+    "unet": 49, "controlnet": 32, "uvit": 17, "dit": 24, "microdit": 15, "vae": 19, "ldmbert": 15, "clip": 12, "t5": 13,
     "cascade_prior": 23, "cascade_decoder": 23, "effnet": 3, "vqgan": 9, "image_encoder": 10, "cascade_controlnet": 8,
 }  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
@@ -78,7 +78,7 @@ def test_what_is_returned_can_be_changed():
     assert settings_of("vae")["block_out_channels"].default == (64,) and len(VAE_CONFIG["down_block_types"]) == 4
 
 
-@pytest.mark.parametrize("table", ["ldmbert", "clip", "image_encoder"])
+@pytest.mark.parametrize("table", ["ldmbert", "clip", "image_encoder", "t5"])
 def test_what_paddlenlp_writes_beside_the_settings_is_left_out(table):
     written = resolve_name(CLASSES[table])().to_dict()
     assert {"return_dict", "paddlenlp_version", "max_length", "recompute"} <= written.keys() - settings_of(table).keys()
@@ -250,7 +250,7 @@ def test_an_unknown_setting_that_asks_for_nothing_is_another_version_s():
 @pytest.mark.parametrize("given", CONFIGS)
 @pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder", "transformer"])
 def test_a_config_of_another_kind_is_recognised(given, wanted):
-    kinds = {"text_encoder": ("ldmbert", "clip"), "transformer": ("uvit", "dit", "microdit")}
+    kinds = {"text_encoder": ("ldmbert", "clip", "t5"), "transformer": ("uvit", "dit", "microdit")}
     if given in (wanted, *kinds.get(wanted, ())):
         assert check_config(wanted, CONFIGS[given], "x")
         return

@@ -82,7 +82,7 @@ def test_an_empty_caption_is_zeros_where_asked_for_and_no_other(model):
     ids = paddle.concat([caption([2], 12)[:1], caption([2, 9, 8], 12)[:1]])
     hidden = model.encode_text(ids).numpy()
     assert hidden.any(axis=(1, 2)).all()
-    model.empty_end = END
+    model.empty_end = (1, END)
     try:
         for given in ((), (paddle.to_tensor(hidden),)):
             np.testing.assert_array_equal(model.encode_text(ids, *given).numpy(), hidden * [[[0.0]], [[1.0]]])

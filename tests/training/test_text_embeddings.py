@@ -157,7 +157,7 @@ def test_a_model_that_guides_with_zeros_says_so(tiny, clip, runs, tmp_path):
     train(tiny, clip, tmp_path / "run", text_embeddings="cached", empty_caption="zeros", max_steps=1)
     for name in ("pipeline", "checkpoint-1"):
         loaded = ppldm.load(tmp_path / "run" / name)
-        assert loaded.model.empty_end == loaded.tokenizer.end_id
+        assert loaded.model.empty_end == (1, loaded.tokenizer.end_id)
     assert ppldm.load(clip / "cached/pipeline").model.empty_end is None
     assert "trained with zeros" in (tmp_path / "run/pipeline/README.md").read_text()
 

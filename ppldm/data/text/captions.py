@@ -259,7 +259,6 @@ def _match(marks: list[re.Match]) -> tuple[dict[int, list[int]], dict[int, int]]
     return groups, skip_to
 
 
-_UNKNOWN = "[UNK]"
 _SHOWN = 60  # characters of what is cut
 
 
@@ -308,7 +307,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class CoverageMeter:
-    """Measures captions with a CaptionTokenizer or ClipTokenizer."""
+    """Measures captions with a `tokenizer.WordTokenizer`."""
 
     tokenizer: Any
 
@@ -323,7 +322,7 @@ class CoverageMeter:
             found.words += len({word for word in encoding.word_ids if word is not None})
             found.unknown.update(
                 caption[start:end].lower()
-                for token, (start, end) in zip(encoding.tokens, encoding.offsets, strict=True)
-                if token == _UNKNOWN and end > start
+                for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+                if number == self.tokenizer.unknown_id and end > start
             )
         return found

@@ -11,6 +11,7 @@ CLIP's is a folder with `vocab.json` (token to id) and `merges.txt` (pairs, the 
 transformers' CLIPTokenizerFast. Text is mended by ftfy, as CLIP was trained; not where tokenizer_config.json says
 `"ftfy": false`, or says nothing beside a model that ppldm trained. It is normalised (NFC), lower-cased, cut into words,
 numbers, and runs of other characters, and each is merged by pairs (Radford et al. 2021, arXiv:2103.00020, section 2.4).
+T5's is in `t5_tokenizer`.
 """
 
 import re
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 
 import numpy as np
@@ -27,7 +29,7 @@ from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.processors import BertProcessing, RobertaProcessing
 
-from ...config.network_files import CLIP_PADDING, END, MENDS, START, mends_text, write_mends
+from ...config.network_files import CLIP_PADDING, END, MENDS, START, mends_text, pieces_file, write_mends
 from ...config.network_files import TOKENIZER_CONFIG as _CONFIG
 from ...utils.checksums import digest_of
 from ...utils.errors import ConfigError
@@ -83,18 +85,20 @@ def write_added(folder: Path, vocab_size: int, added: Sequence[str]) -> None:
 
 
 class WordTokenizer:
-    """The ids that a Rust tokenizer gives, in a fraction of its time. tokenizer: puts one special token before a
-    caption and one, `end`, behind it. pad: what captions are padded with to `max_length`, or else cut, before `end`.
-    `vocab`: the tokens by their ids, those `added` last. `whole`: the Rust tokenizer that neither pads nor cuts.
-    `seen`: all words of the captions that are trained on, as `count_words` has them; None where that is not known.
-    `runs`: of added tokens that stand for several the text of all of them."""
+    """The ids that a Rust tokenizer gives, in a fraction of its time. tokenizer: puts one or no special token before a
+    caption, and `end` behind it. pad: what captions are padded with to `max_length`, or else cut, before `end`.
+    unknown: the token of what the vocabulary lacks, if any. `vocab`: the tokens by their ids, those `added` last.
+    `whole`: the Rust tokenizer that neither pads nor cuts. `start`: the place of a caption's first word. `seen`: all
+    words of the captions that are trained on, as `count_words` has them; None where that is not known. `runs`: of added
+    tokens that stand for several the text of all of them."""
 
     seen: frozenset[str] | None = None
     runs: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab: list[str], added: Sequence[str], max_length: int, pad: str, end: str
-    ):
+        self, tokenizer: Tokenizer, vocab: list[str], added: Sequence[str], max_length: int, pad: str, end: str,
+        unknown: str | None = None,
+    ):  # fmt: skip
         if max_length < 3:
             raise ConfigError(f"captions of {max_length} tokens have no room for a word; the least is 3")
         # Whole wherever they stand in a text, and as they are written.
@@ -105,16 +109,23 @@ class WordTokenizer:
         self.vocab, self.added, self.max_length = [*vocab, *added], list(added), max_length
         self._of_added = re.compile(f"({'|'.join(map(re.escape, sorted(added, key=len, reverse=True)))})")
         self.end_id = tokenizer.token_to_id(end)  # behind which there is padding only
+        self.unknown_id = None if unknown is None else tokenizer.token_to_id(unknown)
         self.whole = Tokenizer.from_str(tokenizer.to_str())
         tokenizer.enable_truncation(max_length)
         tokenizer.enable_padding(length=max_length, pad_id=tokenizer.token_to_id(pad), pad_token=pad)
         self._tokenizer, self._known = tokenizer, {}
-        self._empty = np.array(tokenizer.encode("").ids, dtype=np.int64)  # first token, last token, padding
+        self._empty = np.array(tokenizer.encode("").ids, dtype=np.int64)  # first token if any, last token, padding
+        self.start = int(np.argmax(self._empty == self.end_id))
 
     @property
     def vocab_size(self) -> int:
         """The number of token ids, from 0."""
         return len(self.vocab)
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a caption that have a place, without the first and the last."""
+        return self.max_length - self.start - 1
 
     def read(self, captions: list[str]) -> list[str]:
         """The captions as their tokens are made of them."""
@@ -123,8 +134,13 @@ class WordTokenizer:
         return [self._of_added.sub(lambda match: self.runs.get(match[0], match[0]), caption) for caption in captions]
 
     def unknown_words(self, captions: list[str]) -> list[str]:
-        """The words that the vocabulary lacks, or that are not `seen`, each once, in order."""
-        return []
+        """The words, or parts of them, that the vocabulary lacks, or that are not `seen`, each once, in order."""
+        found = dict.fromkeys(self.unseen_words(captions))
+        for caption, encoding in zip(captions, self._tokenizer.encode_batch(captions), strict=True):
+            pairs = zip(encoding.ids, encoding.offsets, strict=True)
+            lacking = (caption[start:end] for number, (start, end) in pairs if number == self.unknown_id)
+            found |= dict.fromkeys(word for word in lacking if word.lower() not in found)
+        return list(found)
 
     def unseen_words(self, captions: list[str]) -> list[str]:
         """The words that are not `seen`, in lower case, each once, in order; none where that is not known."""
@@ -136,9 +152,9 @@ class WordTokenizer:
         parts = [caption.split(" ") for caption in self.read(captions)]
         ids = self._ids_of(dict.fromkeys(chain.from_iterable(parts)))
         for row, caption in zip(rows, parts, strict=True):
-            found = list(chain.from_iterable([ids[part] for part in caption]))[: len(row) - 2]
-            row[1 : len(found) + 1] = found
-            row[len(found) + 1] = self._empty[1]
+            found = list(chain.from_iterable([ids[part] for part in caption]))[: self.room]
+            end = self.start + len(found)
+            row[self.start : end], row[end] = found, self.end_id
         return rows
 
     def measure(self, caption: str, room: int) -> tuple[int, str]:
@@ -171,7 +187,7 @@ class CaptionTokenizer(WordTokenizer):
         _require_special(ids, "the vocabulary")
         self._own, self.lower_case = vocab, lower_case
         self.seen = None if seen is None else frozenset(seen)
-        super().__init__(_build_pieces(ids, lower_case), vocab, [*added], max_length, _PAD, _SEP)
+        super().__init__(_build_pieces(ids, lower_case), vocab, [*added], max_length, _PAD, _SEP, _UNK)
 
     def with_tokens(self, tokens: list[str]):
         """The tokenizer that knows these too, with the next ids. Raises ConfigError."""
@@ -189,14 +205,6 @@ class CaptionTokenizer(WordTokenizer):
             tokens = [self.vocab[number] for number in row]
             texts.append(" ".join(token for token in tokens if token not in (_PAD, _CLS, _SEP)).replace(" ##", ""))
         return texts
-
-    def unknown_words(self, captions: list[str]) -> list[str]:
-        found = dict.fromkeys(self.unseen_words(captions))
-        for caption, encoding in zip(captions, self._tokenizer.encode_batch(captions), strict=True):
-            pairs = zip(encoding.tokens, encoding.offsets, strict=True)
-            lacking = (caption[start:end] for token, (start, end) in pairs if token == _UNK)
-            found |= dict.fromkeys(word for word in lacking if word.lower() not in found)
-        return list(found)
 
     def unseen_words(self, captions: list[str]) -> list[str]:
         if self.seen is None:
@@ -222,7 +230,8 @@ class CaptionTokenizer(WordTokenizer):
 
 def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
     """The CaptionTokenizer of a folder with vocab.txt, of a vocabulary file, or of one of KNOWN_NAMES; the
-    ClipTokenizer of a folder with merges.txt, or of a name in CLIP_PADDING. Raises ConfigError."""
+    ClipTokenizer of a folder with merges.txt, or of a name in CLIP_PADDING; the T5Tokenizer of a folder with
+    spiece.model, or with tokenizer.json alone. Raises ConfigError."""
     check_tokenizer(name_or_path)
     name, path = str(name_or_path), Path(name_or_path)
     if not path.exists():
@@ -234,6 +243,8 @@ def load_tokenizer(name_or_path, max_length: int, offline: bool = False):
             path = vocabulary_folder(name)
     if (path / "merges.txt").is_file():
         return ClipTokenizer(path, max_length)
+    if pieces_file(path):
+        return resolve_name("ppldm.data.text.t5_tokenizer.T5Tokenizer")(path, max_length)
     if path.is_dir():
         vocab = _read_vocab(path / "vocab.txt", inside=True)
         seen = _read_lines(path / WORDS_FILE, True) if (path / WORDS_FILE).is_file() else None

@@ -61,11 +61,12 @@ def read_names(path) -> set[str]:
     return set(names)
 
 
-def read_component_arrays(path: Path) -> dict[str, np.ndarray]:
-    """Name to array of a component's file or folder, with Linear weights as Paddle has them. Raises ModelError."""
+def read_component_arrays(path: Path, wanted=lambda name: True) -> dict[str, np.ndarray]:
+    """Name to array, of those `wanted`, of a component's file or folder, with Linear weights as Paddle has them. Raises
+    ModelError."""
     arrays: dict[str, np.ndarray] = {}
     for file in weight_files(path) if path.is_dir() else [path]:
-        own = read_arrays(file)
+        own = read_arrays(file, wanted)
         arrays |= from_torch(own) if is_pytorch(file) else own
     return arrays
 

@@ -1,4 +1,5 @@
-"""Networks in the files that they were first published in, with nothing but weights: Stable Cascade's, and a MicroDiT.
+"""Networks in the files that they were first published in, with nothing but weights: Stable Cascade's, and a MicroDiT;
+and a T5, in folders of either library.
 
 Those of Stable Cascade have PyTorch's attention, of one matrix for queries, keys and values, and no config: shapes say
 it. A MicroDiT is the state of micro_diffusion's class DiT, with two tables that are computed here: positions, and what
@@ -15,7 +16,7 @@ from ...utils.errors import ModelError
 from ...utils.files import read_json_object
 from ..components import ComponentWeights, from_torch
 from ..configs import complete_config
-from ..formats.files import read_arrays
+from ..formats.files import read_arrays, read_component_arrays
 from ..model_file import TRANSFORMER
 
 # The configs of this package that a single file may have, and the first sides of arrays that tell them apart.
@@ -24,6 +25,7 @@ _ATTENTION, _OLDER = ".attention.attn.", {"clip_mapper": "clip_txt_pooled_mapper
 _OWN_BIAS = {"cascade_prior": "clip_txt_mapper.bias", "cascade_decoder": "effnet_mapper.0.bias"}
 STAGES = tuple(_OWN_BIAS)
 
+_WORDS_OF_T5 = ("shared.weight", "encoder.embed_tokens.weight")
 MICRODIT_CLASS = "DiT"
 _POSITIONS, _MASKED = "pos_embed", "mask_token"
 _PREFIX = "dit."  # of a whole model of micro_diffusion
@@ -108,3 +110,12 @@ def with_tables(config: dict, arrays: dict[str, np.ndarray]) -> dict[str, np.nda
     side = config["sample_size"] // patch
     masked = np.zeros((1, 1, patch**2 * config["in_channels"]), dtype)
     return arrays | {_POSITIONS: positions(side, side, side, config["dim"]).astype(dtype), _MASKED: masked}
+
+
+def read_t5(folder: Path) -> dict[str, np.ndarray]:
+    """The encoder of a T5, which may be whole, and PaddleNLP's. Its table of words has two names, and is stored under
+    one or both."""
+    arrays = read_component_arrays(folder, lambda name: name.removeprefix("t5.").startswith(("shared.", "encoder.")))
+    arrays = {name.removeprefix("t5."): array for name, array in arrays.items()}
+    words = [name for name in _WORDS_OF_T5 if name in arrays]
+    return arrays | {name: arrays[words[0]] for name in _WORDS_OF_T5 if words}

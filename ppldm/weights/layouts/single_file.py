@@ -164,14 +164,15 @@ def text_encoder_arrays(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if name.startswith(_OPEN_CLIP):
-            found |= _from_open_clip(name.removeprefix(_OPEN_CLIP), array)
+            found |= from_open_clip(name.removeprefix(_OPEN_CLIP), array)
         elif name.startswith(_CLIP) and not (own := name.removeprefix(_CLIP)).startswith(_NOT_TEXT_MODEL):
             found[f"text_model.{own.removeprefix('text_model.')}"] = array
     layers = _used_layers(arrays) if is_open_clip(arrays) else len(arrays)
     return {name: array for name, array in found.items() if not name.endswith("position_ids") and _layer(name) < layers}
 
 
-def _from_open_clip(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+def from_open_clip(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """An array of open_clip's text encoder by the names of transformers' CLIPTextModel; {} of one that is not used."""
     if name in _OPEN_CLIP_TOP:
         return {f"text_model.{_OPEN_CLIP_TOP[name]}": array}
     if not name.startswith("transformer.resblocks."):
