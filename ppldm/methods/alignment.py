@@ -63,7 +63,7 @@ class Alignment(Method):
         if model.denoiser_name == "unet":
             layer, width = model.unet.mid_block, model.unet.config.block_out_channels[-1]
         else:
-            blocks, _ = blocks_of(model.transformer)
+            blocks = blocks_of(model.transformer)
             if self.block > len(blocks):
                 raise ConfigError(
                     f"--methods alignment:block={self.block}: the transformer has {len(blocks)}; lower it"

@@ -23,6 +23,7 @@ CLASSES = {
     "uvit": "ppdiffusers.models.uvit_t2i.UViTT2IModel",
     "dit": "ppdiffusers.models.transformer_2d.Transformer2DModel",
     "microdit": "ppldm.networks.transformers.microdit.MicroDiT",
+    "single_stream": "ppldm.networks.transformers.single_stream.SingleStreamTransformer",
     "vae": "ppdiffusers.models.autoencoder_kl.AutoencoderKL",
     "ldmbert": "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertConfig",
     "clip": "ppdiffusers.transformers.clip.configuration.CLIPTextConfig",
@@ -60,6 +61,7 @@ REQUIRED = {
     "dit": f"{_PATCHES} num_layers num_attention_heads attention_head_dim cross_attention_dim caption_channels "
     "norm_type num_embeds_ada_norm",
     "microdit": f"{_PATCHES} dim depth head_dim caption_channels patch_mixer_depth patch_mixer_dim num_experts",
+    "single_stream": f"{_PATCHES} dim depth head_dim caption_channels bottleneck",
     "vae": "down_block_types up_block_types block_out_channels latent_channels",
     "ldmbert": "d_model encoder_layers encoder_attention_heads head_dim encoder_ffn_dim",
     "clip": _CLIP,

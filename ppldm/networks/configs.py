@@ -1,8 +1,8 @@
 """The one reader for configs of networks. No paddle is imported and nothing built: a config is refused in milliseconds.
 
-A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit`, `dit` or `microdit`, as the
-config says (`table_of`). All return or take configs completed with the classes' defaults. Every function raises the
-`error` it is given, in one line that names the file, the setting, its value and what it must be.
+A kind is one of LABELS; a `text_encoder` is `ldmbert` or `clip`, a `transformer` `uvit`, `dit`, `microdit` or
+`single_stream`, as the config says (`table_of`). All return or take configs completed with the classes' defaults. Every
+function raises the `error` it is given, in one line that names the file, the setting, its value and what it must be.
 """
 
 import json
@@ -19,13 +19,14 @@ _NAMES = {
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
     "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT", "text_encoder": "a text encoder",
+    "single_stream": "a single-stream transformer",
     "projected_text_encoder": "a text encoder with a projection", "transformer": "a transformer",
 }  # fmt: skip
 LABELS = {kind: name.partition(" ")[2] for kind, name in _NAMES.items()}
 # Of these kinds, the one that a config names more settings of; the first where it names none.
 _TABLES = {
     "text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",),
-    "transformer": ("uvit", "dit", "microdit"),
+    "transformer": ("uvit", "dit", "microdit", "single_stream"),
 }  # fmt: skip
 # What a network cannot do without once another setting has this value (any, where it is None).
 _UNET_NEEDS = (
@@ -125,7 +126,7 @@ def is_ldmbert(config: dict) -> bool:
 
 
 def is_uvit(transformer: dict) -> bool:
-    """True for the config of a UViT; else it is a DiT's or a MicroDiT's."""
+    """True for the config of a UViT; else it is another transformer's."""
     return table_of("transformer", transformer) == "uvit"
 
 
@@ -295,7 +296,7 @@ def _problems(table: str, config: dict):
     match table:
         case "unet":
             yield from _unet_problems(config)
-        case "uvit" | "dit" | "microdit":
+        case "uvit" | "dit" | "microdit" | "single_stream":
             yield from _transformer_problems(table, config)
         case "cascade_prior" | "cascade_decoder":
             yield from _cascade_problems(table == "cascade_prior", config)
@@ -342,9 +343,9 @@ def _transformer_problems(table: str, config: dict):
     takes, gives, side = config["in_channels"], config.get("out_channels"), config["sample_size"]
     if not (side and takes and config["patch_size"]):
         yield "sample_size, in_channels and patch_size must be numbers"
-    if table == "microdit":
-        if config["dim"] % 4:
-            yield f"dim {config['dim']} must be a multiple of 4, which positions take"
+    if turned := {"microdit": "dim", "single_stream": "head_dim"}.get(table):
+        if config[turned] % 4:
+            yield f"{turned} {config[turned]} must be a multiple of 4, which positions take"
     elif gives not in (None, takes, *([2 * takes] if table == "dit" else [])):
         yield f"out_channels {gives} must be in_channels {takes}, or {'twice as many' if table == 'dit' else 'null'}"
     if table == "uvit" and config["num_layers"] % 2:

@@ -47,6 +47,7 @@ from .model_file import (
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
 _TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": MICRODIT_CLASS}
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
+_ONLY_HERE = ("uvit", "single_stream")  # transformers that diffusers has no class of
 _LDM_FOLDERS = {"vae": "vqvae", "text_encoder": "bert"}  # beside an LDMBert; all others have their component's name
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -71,7 +72,7 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
     family = _family(weights)
-    if TRANSFORMER in weights.components and (form == "compvis" or (form, family) == ("diffusers", "uvit")):
+    if TRANSFORMER in weights.components and (form == "compvis" or form == "diffusers" and family in _ONLY_HERE):
         raise ModelError(f"{form} has no network of this transformer's kind; export it to ppdiffusers")
     if form == "compvis" and family != LDM:
         what = "ControlNet" if family == CONTROLNET else "CLIP text encoder"

@@ -42,7 +42,7 @@ SEED = int(os.environ.get("PPLDM_SEED", 1))
 def drawn(number: int) -> tuple[str, dict]:
     """(family, settings), a function of the number."""
     rng = random.Random(number)
-    family = rng.choice(["ldm", "ldm", "uvit", "microdit"])
+    family = rng.choice(["ldm", "ldm", "uvit", "microdit", "single_stream"])
     settings = {name: rng.choice(values) for name, values in CHOICES.items()}
     if family == "ldm":
         settings.pop("patch_masking")
