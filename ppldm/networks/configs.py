@@ -14,7 +14,7 @@ from ..utils.text import did_you_mean
 from .config_fields import CLASSES, NETWORKS, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
 
 _NAMES = {
-    "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
+    "vae": "a VAE", "pixels": "pixels in place of a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
     "clip": "a CLIP text encoder", "cascade_prior": "a Stable Cascade prior",
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
@@ -25,7 +25,7 @@ _NAMES = {
 LABELS = {kind: name.partition(" ")[2] for kind, name in _NAMES.items()}
 # Of these kinds, the one that a config names more settings of; the first where it names none.
 _TABLES = {
-    "text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",),
+    "vae": ("vae", "pixels"), "text_encoder": ("ldmbert", "clip"), "projected_text_encoder": ("clip",),
     "transformer": ("uvit", "dit", "microdit", "single_stream"),
 }  # fmt: skip
 # What a network cannot do without once another setting has this value (any, where it is None).
@@ -152,9 +152,11 @@ def network_class(kind: str, config: dict) -> str:
 
 def downscale_factor(encoder) -> int:
     """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, of a Paella autoencoder, 4 for two
-    levels, or of an EfficientNet encoder."""
+    levels, of pixels 1, or of an EfficientNet encoder."""
     if "up_down_scale_factor" in encoder:
         return encoder["up_down_scale_factor"] * 2 ** (encoder["levels"] - 1)
+    if is_pixels(encoder):
+        return 1
     return EFFNET_FACTOR if is_effnet(encoder) else 2 ** (len(encoder["block_out_channels"]) - 1)
 
 
@@ -164,6 +166,11 @@ def latent_shape(vae, height: int, width: int) -> tuple[int, int, int]:
     if min(height, width) <= 0 or height % factor or width % factor:
         raise ConfigError(f"width {width}, height {height}: choose multiples of {factor}, as the VAE needs")
     return (vae["latent_channels"], height // factor, width // factor)
+
+
+def is_pixels(vae) -> bool:
+    """Whether what stands in the place of a VAE leaves pictures as they are, by its config."""
+    return "colour_space" in vae
 
 
 def is_shifted(vae) -> bool:
@@ -302,7 +309,7 @@ def _problems(table: str, config: dict):
             yield from _cascade_problems(table == "cascade_prior", config)
         case "ldmbert" if config["pad_token_id"] >= config["vocab_size"]:
             yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
-        case "vae":
+        case "vae" | "pixels":
             yield from _vae_problems(config)
         case "vqgan" if config["embed_dim"] % 2 ** (config["levels"] - 1):
             yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"

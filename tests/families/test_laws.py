@@ -39,8 +39,9 @@ FAMILIES = (
 )
 CASCADE = ("cascade_controlnet", "cascade_decoder", "cascade_prior")
 ADAPTERS = "ldm-adapters"  # low-rank layers and tokens of a frozen model
+PIXELS = "single_stream-pixels"  # without a VAE
 TRANSFORMERS = ("dit", "microdit", "single_stream", "uvit")
-TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS)
+TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS, PIXELS)
 STEPS, BATCH = 4, 4
 CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 
@@ -51,7 +52,7 @@ def registered():
         yield
 
 
-@pytest.fixture(params=[*FAMILIES, ADAPTERS], scope="module")
+@pytest.fixture(params=[*FAMILIES, ADAPTERS, PIXELS], scope="module")
 def name(request):
     return request.param
 
@@ -137,6 +138,12 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"unet_config_file": None, "transformer_config_file": tiny.config("single_stream")},
             **{"train_text_encoder": True, "mask_pad_tokens": True, "methods": ("tread",), "optimizer": "muon"},
             **{"prediction_type": "flow", "use_ema": True},
+        },
+        PIXELS: {
+            **{"unet_config_file": None, "transformer_config_file": tiny.config("single_stream_pixels")},
+            **{"vae_name_or_path": "pixels", "train_text_encoder": True, "prediction_type": "flow_sample"},
+            **{"use_ema": True, "loss_weighting": "adaptive", "input_perturbation": 0.1, "patch_masking": 0.25},
+            "methods": ("contrastive_flow",),
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]
@@ -301,7 +308,7 @@ def test_what_is_exported_is_what_was_trained(name, straight):
     if name == ADAPTERS:
         return
     described, trained = read_model_file(folder), read_model_file(straight / f"checkpoint-{STEPS}")
-    assert described.family == trained.family == name
+    assert described.family == trained.family == family.name
     assert trained.components.keys() - described.components.keys() <= {*family.optional, "alignment_projector"}
     assert "config" in read_manifest(straight / f"checkpoint-{STEPS}")
 
