@@ -108,8 +108,8 @@ class NoiseSchedule:
 @dataclass(frozen=True)
 class Process:
     """What a picture becomes at each noise level, what the network learns to predict there, and how much that counts.
-    Which levels are drawn how often is what a batch must hold (`data.inputs`). Of flows only the number of levels and the
-    shift of `schedule` say anything. Raises ValueError for a target that tells nothing at the last level."""
+    Which levels are drawn how often is what a batch must hold (`data.inputs`). Of flows only the number of levels and
+    the shift of `schedule` say anything. Raises ValueError for a target that tells nothing at the last level."""
 
     schedule: NoiseSchedule = NoiseSchedule()
     prediction_type: str = "epsilon"

@@ -14,12 +14,12 @@ from ..utils.text import did_you_mean
 from .config_fields import CLASSES, NETWORKS, REQUIRED, describe, fits, ignored_by, is_effnet, rule_of, settings_of
 
 _NAMES = {
-    "vae": "a VAE", "pixels": "pixels in place of a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
+    "vae": "a VAE", "unet": "a UNet", "controlnet": "a ControlNet", "ldmbert": "an LDMBert text encoder",
     "clip": "a CLIP text encoder", "cascade_prior": "a Stable Cascade prior",
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
     "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT", "text_encoder": "a text encoder",
-    "single_stream": "a single-stream transformer",
+    "single_stream": "a single-stream transformer", "pixels": "pixels in place of a VAE",
     "projected_text_encoder": "a text encoder with a projection", "transformer": "a transformer",
 }  # fmt: skip
 LABELS = {kind: name.partition(" ")[2] for kind, name in _NAMES.items()}

@@ -7,6 +7,7 @@ import numpy as np
 import paddle
 import pytest
 from command_line import parse_arguments
+from tiny_model import write_base
 
 import ppldm
 from ppldm.cache.encoders import load_picture_encoder
@@ -27,7 +28,7 @@ from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.fill import load_vae
 from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
-from tests.conftest import CLIP_CONFIG, SINGLE_STREAM_PIXELS_CONFIG
+from tests.conftest import CLIP_CONFIG, SINGLE_STREAM_PIXELS_CONFIG, UNET_CONFIG
 
 
 def make_model(kind="flow_sample", lively=True, **changes) -> TransformerDiffusionModel:
@@ -201,11 +202,10 @@ def test_other_libraries_are_refused_by_name(tiny, trained, tmp_path, form):
     weights = open_model(trained / "pipeline").read()
     with pytest.raises(ModelError, match=f"{form} (has no network|draws no pixels)"):
         write_weights(weights, form, tmp_path / "out")
-    unet = open_model(tiny.folder / "base").read() if (tiny.folder / "base").exists() else None
-    for changed in filter(None, [unet]):
-        changed.scheduler["prediction_type"] = "flow_sample"
-        with pytest.raises(ModelError, match=f"{form} draws no pixels without a VAE, nor flow by x-prediction"):
-            write_weights(changed, form, tmp_path / "out")
+    of_unet = open_model(write_base(tiny)).read()
+    of_unet.scheduler["prediction_type"] = "flow_sample"
+    with pytest.raises(ModelError, match=f"{form} draws no pixels without a VAE, nor flow by x-prediction"):
+        write_weights(of_unet, form, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -223,24 +223,23 @@ def test_what_cannot_be_is_refused_first(tiny, tmp_path, changes, words):
     assert not (tmp_path / "run").exists()
 
 
-def test_what_needs_a_vae_says_so(tiny):
+def test_what_needs_a_vae_says_so(tiny, tmp_path):
     with pytest.raises(ConfigError, match="pixels leaves pictures as they are: there is nothing to compute"):
         load_picture_encoder(SimpleNamespace(model="pixels", offline=True, engine="eager", batch_size=2))
-    unet = tiny.folder / "unet_pixels.json"
-    unet.write_text(
-        json.dumps(
-            json.loads((tiny.folder / "unet.json").read_text()) | dict.fromkeys(("in_channels", "out_channels"), 3)
-        )
-    )
-    given = {"vae_name_or_path": "pixels", "unet_config_file": unet, "text_encoder_config_file": tiny.config("ldmbert")}
-    with pytest.raises(ConfigError, match="--methods alignment: pixels have no VAE with features; give features"):
-        get_family("ldm").make(
-            LdmConfig(**given, model_max_length=12, methods=["alignment"]),
-            SimpleNamespace(resolution=32),
-            1,
-            load_tokenizer(tiny.tokenizer, 12),
-        )
-    model = build_ldm(LdmConfig(**given, model_max_length=12, prediction_type="flow_sample"), 100, 3)
-    assert float(model(**make_batch(4)).value) > 0  # a UNet on pixels
     with pytest.raises(ConfigError, match="pixels is pixels in place of a VAE: nothing of it is trained"):
         get_family("autoencoder").Config(vae_name_or_path="pixels", vae_config_file="vae_tiny").network_config()
+    (tmp_path / "unet.json").write_text(json.dumps(UNET_CONFIG | {"in_channels": 3, "out_channels": 3}))
+    changes = {"vae_name_or_path": "pixels", "unet_config_file": tmp_path / "unet.json", "methods": "alignment"}
+    with pytest.raises(ConfigError, match="--methods alignment: pixels have no VAE with features; give features"):
+        prepare(*parse_arguments(tiny.flags(tmp_path / "run", **changes), True, LdmConfig))
+
+
+def test_a_unet_on_pixels(tiny, tmp_path):
+    (tmp_path / "unet.json").write_text(json.dumps(UNET_CONFIG | {"in_channels": 3, "out_channels": 3}))
+    given = {"vae_name_or_path": "pixels", "unet_config_file": tmp_path / "unet.json"}
+    config = LdmConfig(**given, text_encoder_config_file=tiny.config("ldmbert"), prediction_type="flow_sample")
+    model, batch = build_ldm(config, 100, 3), make_batch(4)
+    assert "posterior_noise" not in model.inputs
+    share = ((batch["timesteps"].astype("float32") + 1) / 1000).clip(0.05)
+    expected = model.latents(pixel_values=batch["pixel_values"]).square().mean([1, 2, 3]) / share**2  # a new UNet's: 0
+    np.testing.assert_allclose(model(**batch).per_sample, expected, rtol=1e-3)

@@ -92,7 +92,7 @@ def test_a_training_that_cannot_be_is_refused_at_once(tiny, tmp_path, flags, sai
         prepare(*parse_arguments([*tiny.flags(tmp_path / "run"), *flags], True, get_family("ldm").Config))
 
 
-@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample", "flow"])
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample", "flow", "flow_sample"])
 def test_contrastive_flow_is_the_mean_over_all_pairs(tiny, kind):
     """Up to a constant: between two predictions it differs as the mean over all other rows and noises does."""
     model = attached(tiny, "contrastive_flow", prediction_type=kind)

@@ -11,7 +11,7 @@ from ppldm.utils.errors import ConfigError
 from tests.families.test_laws import assert_close_run, assert_same_run, train
 
 CHOICES = {
-    "prediction_type": ("epsilon", "v_prediction", "sample", "flow"),
+    "prediction_type": ("epsilon", "v_prediction", "sample", "flow", "flow_sample"),
     "beta_schedule": (None, None, "linear", "squaredcos_cap_v2", "cosine"),
     "rescale_betas_zero_snr": (None, None, True),
     "timestep_sampling": ("uniform", "logit_normal"),

@@ -1,7 +1,7 @@
 """Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and two of ppldm's own classes.
 
-`transform` is the forward of all. Of ppdiffusers' it gives what ppdiffusers' own gives, to the bit, and takes two things more. With
-`kept`, all other patches leave the sequence once they have their positions, and in a MicroDiT once they were mixed,
+`transform` is the forward of all. Of ppdiffusers' it gives what their own gives, to the bit, and takes two things more.
+With `kept`, all other patches leave the sequence once they have their positions, in a MicroDiT once they were mixed,
 which is what makes a step cheaper. And a UViT takes latents of any sides: its table of positions is resampled to them.
 """
 
@@ -84,7 +84,7 @@ def make_transformer(config: dict) -> nn.Layer:
 
 def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None):
     """Noisy latents [B, C, h, w] at timesteps [B] or [1], under hidden states [B, L, D] of captions, to a prediction
-    [B, C, h, w]. mask: [B, L] int64, 0 where what takes it does not look. kept: [B, K] int64, the patches that are not left
+    [B, C, h, w]. mask: [B, L] int64, 0 where attention does not look. kept: [B, K] int64, the patches that are not left
     out, None for all; in place of others are zeros, or what a last convolution makes of zeros."""
     noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
     grid = grid_of(network, noisy)
