@@ -400,7 +400,7 @@ class PartsSettings(TextToImageSettings):
     model_name_or_path: str | None = _model(None, also=("pretrained_model_name_or_path",), kind="model")
     """Pipeline to fine-tune, whole: its folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, or a name, such as
     stabilityai/stable-diffusion-2-1. Goes before all flags of single components."""
-    vae_name_or_path: str | None = weights_option("Frozen VAE", in_parts=True)
+    vae_name_or_path: str | None = weights_option("Frozen VAE, or pixels to do without one", in_parts=True)
     text_encoder_name_or_path: str | None = weights_option(
         "Text encoder to start from, with its tokenizer", in_parts=True
     )
