@@ -65,10 +65,8 @@ def test_the_curve_is_the_error_of_the_picture(kind):
 
 
 def test_what_tells_the_picture_itself_is_taken_at_its_word():
-    assert (
-        currency.picture_of(3.0, 1.0, (0.5, 0.5), "flow_sample") == 3.0
-        and Process(prediction_type="flow_sample").is_flow
-    )
+    assert currency.picture_of(3.0, 1.0, (0.5, 0.5), "flow_sample") == 3.0
+    assert Process(prediction_type="flow_sample").is_flow
 
 
 def test_the_loss_is_the_error_of_the_velocity():

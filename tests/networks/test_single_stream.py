@@ -75,6 +75,8 @@ def test_patches_that_are_moved_together_are_predicted_alike():
     other = transform(network, moved, timesteps, hidden, nothing, paddle.to_tensor(there))
     np.testing.assert_allclose(paddle.roll(one, [4, 6], [2, 3]), other, atol=1e-5)
     assert (one != 0).any()
+    turned_over = transform(network, noisy, timesteps, hidden, nothing, paddle.to_tensor(here[:, ::-1].copy()))
+    np.testing.assert_allclose(turned_over, one, atol=1e-5)
     swapped = transform(network, noisy.transpose([0, 1, 3, 2]), timesteps, hidden, nothing).transpose([0, 1, 3, 2])
     assert float((swapped - transform(network, noisy, timesteps, hidden, nothing)).abs().max()) > 1e-3
 
