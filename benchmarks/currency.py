@@ -37,13 +37,13 @@ def time_at(process, log_snr: float) -> float:
 
 
 def picture_of(predicted, noisy, scales: tuple[float, float], prediction_type: str):
-    """x_0 of what is predicted at x_t of scales (a, s)."""
+    """x_0 of what the network gives at x_t of scales (a, s)."""
     a, s = scales
     if prediction_type == "epsilon":
         return (noisy - s * predicted) / a
     if prediction_type == "v_prediction":
         return a * noisy - s * predicted
-    return predicted if prediction_type == "sample" else noisy - s * predicted
+    return predicted if prediction_type in ("sample", "flow_sample") else noisy - s * predicted
 
 
 @paddle.no_grad()

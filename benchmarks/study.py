@@ -240,6 +240,8 @@ def words_of(flags: dict, run: Run, folder: Path, world: Path) -> list[str]:
     others["validation_file_list"] = world / "data/held_out.filelist.list"
     words = ["--overwrite_output_dir"]
     for name, value in {**flags, **others}.items():
+        if value is None:  # of the plain recipe, and not for this variant
+            continue
         listed = value if isinstance(value, list) else [value]
         words += [f"--{name}", *(str(one).replace("{benchmarks}", str(VARIANTS.parent)) for one in listed)]
     return words

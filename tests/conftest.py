@@ -191,6 +191,12 @@ MICRODIT_CONFIG = {
     **{"sample_size": 4, "in_channels": 4, "patch_size": 2, "dim": 32, "depth": 3, "head_dim": 8, "multiple_of": 16},
     **{"caption_channels": 32, "patch_mixer_depth": 2, "patch_mixer_dim": 16, "num_experts": 3},
 }
+SINGLE_STREAM_CONFIG = {
+    **{"sample_size": 4, "in_channels": 4, "patch_size": 2, "dim": 32, "depth": 3, "head_dim": 8},
+    **{"caption_channels": 32, "bottleneck": 12},
+}
+# By patches of 8 x 8 pixels: of more numbers (192) than the network is wide.
+SINGLE_STREAM_PIXELS_CONFIG = SINGLE_STREAM_CONFIG | {"in_channels": 3, "sample_size": 32, "patch_size": 8}
 
 
 @dataclass(frozen=True)
@@ -261,7 +267,8 @@ def tiny(tmp_path_factory) -> Tiny:
     CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
     configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG,
                "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG, "cascade_c": CASCADE_C_CONFIG,
-               "cascade_b": CASCADE_B_CONFIG}  # fmt: skip
+               "cascade_b": CASCADE_B_CONFIG, "single_stream": SINGLE_STREAM_CONFIG,
+               "single_stream_pixels": SINGLE_STREAM_PIXELS_CONFIG}  # fmt: skip
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
     save_component(build_network("vae", read_new_config("vae", folder / "vae.json", ""), seed=1), folder / "vae")

@@ -16,6 +16,7 @@ from ..networks.configs import (
     downscale_factor,
     hidden_width,
     is_effnet,
+    is_pixels,
     is_shifted,
     table_of,
 )
@@ -73,6 +74,8 @@ def load_picture_encoder(request: Any) -> PictureEncoder:
     own = Path(request.model, CONFIG_FILES[0])
     kind = "effnet" if own.is_file() and is_effnet(read_json_object(own, ModelError, inside=True)) else "vae"
     found = read_component(kind, request.model, offline=request.offline)
+    if is_pixels(found.config):
+        raise ConfigError(f"{request.model} leaves pictures as they are: there is nothing to compute; omit --vae")
     layer, digest = fill_component(kind, found), encoder_digest(found)
     layer.eval()
     use_engine([layer if kind == "effnet" else layer.encoder], request.engine)

@@ -123,7 +123,8 @@ def _predictor(
         zero_steps = ZERO_STEPS - drawing.skipped_steps()
 
     def ask(asked, shown, timestep, told: dict):
-        return asked.denoise(shown.astype(asked.denoiser.dtype), timestep, **told).astype("float32")
+        output = asked.denoise(shown.astype(asked.denoiser.dtype), timestep, **told).astype("float32")
+        return asked.process.prediction(output, shown, timestep / asked.process.num_levels)
 
     def predict(shown, timestep, number: int):
         if not guided[number]:

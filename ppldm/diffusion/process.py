@@ -3,7 +3,9 @@
 x_t = a_t x_0 + s_t noise. Of a `NoiseSchedule`, in the notation of Ho et al. 2020 (DDPM, arXiv:2006.11239), a_t**2 is
 abar_t, the running product of 1 - beta_t, and s_t**2 = 1 - abar_t; velocity is that of Salimans and Ho 2022
 (arXiv:2202.00512, appendix D). Of rectified flow (Liu et al. 2022, arXiv:2209.03003) a_t = 1 - sigma_t and
-s_t = sigma_t, and the target is the direction noise - x_0 of its straight lines.
+s_t = sigma_t, and the target is the direction noise - x_0 of its straight lines. A network may also tell x_0 there and
+be judged by the direction that follows, (x_t - x_0) / sigma_t with sigma_t at least 0.05 in both: x-prediction with the
+v-loss (Li and He 2025, arXiv:2511.13720), for pictures of more numbers a patch than the network is wide.
 
 What they have in common is log-SNR_t = ln(a_t**2 / s_t**2), the signal-to-noise ratio of x_t (Kingma et al. 2021,
 arXiv:2107.00630, section 3.1). Larger pictures lose their content at a larger share of noise, for neighbouring pixels
@@ -19,11 +21,13 @@ import numpy as np
 
 from .loss_weighting import Adaptive, LossWeighting, log_snr
 
-FLOW = "flow"
-PREDICTION_TYPES = ("epsilon", "v_prediction", "sample", FLOW)
+FLOW, FLOW_SAMPLE = "flow", "flow_sample"
+FLOWS = (FLOW, FLOW_SAMPLE)
+PREDICTION_TYPES = ("epsilon", "v_prediction", "sample", *FLOWS)
 BETA_SCHEDULES = ("scaled_linear", "linear", "squaredcos_cap_v2", "cosine")
 TIMESTEP_SPACINGS = ("leading", "trailing", "linspace")
 
+_LEAST_SIGMA = 0.05  # that a direction is divided by, as published
 # DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
 PUBLISHED_SAMPLING = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
 # What a stored scheduler says of sampling, beside its noise schedule.
@@ -104,7 +108,7 @@ class NoiseSchedule:
 @dataclass(frozen=True)
 class Process:
     """What a picture becomes at each noise level, what the network learns to predict there, and how much that counts.
-    Which levels are drawn how often is what a batch must hold (`data.inputs`). Of "flow" only the number of levels and
+    Which levels are drawn how often is what a batch must hold (`data.inputs`). Of flows only the number of levels and
     the shift of `schedule` say anything. Raises ValueError for a target that tells nothing at the last level."""
 
     schedule: NoiseSchedule = NoiseSchedule()
@@ -131,7 +135,7 @@ class Process:
     @property
     def is_flow(self) -> bool:
         """Whether its x_t lie on straight lines between x_0 and noise."""
-        return self.prediction_type == FLOW
+        return self.prediction_type in FLOWS
 
     def settings(self) -> dict:
         """What model.json says of it."""
@@ -164,13 +168,20 @@ class Process:
         return self.weighting.weights(*self.powers(), self.prediction_type).astype(np.float32)
 
     def target(self, latents, noise, scales):
-        """What the network learns to predict, of scales (a, s) that broadcast against `latents`: the noise, the
-        velocity a noise - s x_0, x_0 itself, or the direction noise - x_0."""
+        """What is predicted at scales (a, s), which broadcast against `latents`: the noise, the velocity a noise -
+        s x_0, x_0 itself, or the direction noise - x_0; of "flow_sample" the direction as `prediction` has it."""
         if self.prediction_type == "epsilon":
             return noise
         if self.prediction_type == "v_prediction":
             return scales[0] * noise - scales[1] * latents
+        if self.prediction_type == FLOW_SAMPLE:
+            return (noise - latents) * (scales[1] / scales[1].clip(_LEAST_SIGMA))
         return latents if self.prediction_type == "sample" else noise - latents
+
+    def prediction(self, output, noisy, sigma):
+        """What the network's output at x_t says of the `target`: itself; of "flow_sample" the direction from the x_0
+        that it is, float32 like x_t, with sigma_t broadcasting against it."""
+        return (noisy - output) / sigma.clip(_LEAST_SIGMA) if self.prediction_type == FLOW_SAMPLE else output
 
 
 def sampling_settings(scheduler: dict) -> dict:

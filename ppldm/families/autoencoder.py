@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ..config.option import Count, Needs, NotNegative, Positive, UpdatesOr0, option
 from ..data.shapes import make_shapes
-from ..networks.configs import check_fit, downscale_factor, read_new_config
+from ..networks.configs import check_fit, downscale_factor, is_pixels, read_new_config
 from ..utils.errors import CheckpointError, ConfigError
 from ..utils.log import get_logger, progress
 from ..utils.processes.ranks import gather_in_order, gather_objects, shard
@@ -87,6 +87,9 @@ class ReconstructionSettings(AverageSettings):
             config = read_new_config(self.network, file, f"--{self.network}_config_file")
         if config:
             check_fit({self.network: config}, self.source or file, ConfigError)
+            if is_pixels(config):
+                raise ConfigError(f"{self.source or file} is pixels in place of a VAE: nothing of it is trained; "
+                                  "name another")  # fmt: skip
         return config
 
 

@@ -73,8 +73,8 @@ class CascadeSettings(ObjectiveSettings, AverageSettings, DrawnSettings):
     def check(self) -> None:
         """Raises ConfigError for components that nothing gives, and combinations that cannot work."""
         self.check_given(self.networks)
-        if self.prediction_type == "flow":
-            raise ConfigError("--prediction_type flow is not supported for Stable Cascade; use epsilon or v_prediction")
+        if (kind := self.prediction_type).startswith("flow"):
+            raise ConfigError(f"--prediction_type {kind} is not for Stable Cascade; use epsilon or v_prediction")
         self.check_objective()
         self.check_average()
 

@@ -15,7 +15,15 @@ from typing import ClassVar
 from ..config.network_files import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
 from ..config.option import Needs, Positive, option
 from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import check_fit, check_sizes_taken, downscale_factor, is_ldmbert, is_t5, with_statistics
+from ..networks.configs import (
+    check_fit,
+    check_sizes_taken,
+    downscale_factor,
+    is_ldmbert,
+    is_pixels,
+    is_t5,
+    with_statistics,
+)
 from ..utils.errors import ConfigError, ModelError
 from ..weights.model_file import Component
 from ..weights.source import config_here
@@ -43,6 +51,8 @@ class TextToImage(Family):
         self.check_configs(configs, config)
         if configs.get("vae"):
             check_sides(downscale_factor(configs["vae"]), "the VAE's", data)
+            if data.latents != "off" and is_pixels(configs["vae"]):
+                raise ConfigError(f"--latents {data.latents} is for a VAE's, and pixels are their own; omit it")
         read = configs["text_encoder"] if self.places(config)["text_encoder"] else None
         positions = (read or {}).get("max_position_embeddings", config.model_max_length)
         if positions < config.model_max_length:

@@ -11,7 +11,15 @@ from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings
 from ..diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
 from ..diffusion.process import Process, sampling_settings
 from ..networks.build import resize_text_encoder
-from ..networks.configs import LABELS, check_fit, check_tokenizer_fit, downscale_factor, hidden_width, with_statistics
+from ..networks.configs import (
+    LABELS,
+    check_fit,
+    check_tokenizer_fit,
+    downscale_factor,
+    hidden_width,
+    is_pixels,
+    with_statistics,
+)
 from ..networks.cpu_operators.layers import plain_attention
 from ..networks.latent_diffusion import LatentDiffusionModel
 from ..utils.errors import ConfigError, ModelError
@@ -86,6 +94,8 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
         "timesteps": arguments.level_input(process.num_levels),
         **arguments.noise_inputs(normals),
     }
+    if is_pixels(vae_config):
+        del inputs["posterior_noise"]
     if not arguments.trains_text_encoder:
         inputs["text_embeddings"] = TextEmbeddings(arguments.model_max_length, text_width)
     if arguments.size_conditioning:

@@ -72,9 +72,9 @@ def lora_modules(default: str, others: str):
 class ObjectiveSettings:
     """A base of the settings of families that have a `diffusion.process.Process`."""
 
-    prediction_type: str = _loss("epsilon", choices=("epsilon", "v_prediction", "sample", "flow"))
-    """What the UNet predicts: the noise, the velocity, the picture, or the direction of rectified flow
-    (docs/methods.md)."""
+    prediction_type: str = _loss("epsilon", choices=("epsilon", "v_prediction", "sample", "flow", "flow_sample"))
+    """What the network predicts: the noise, the velocity, the picture, the direction of rectified flow, or the picture
+    with the loss of that direction (docs/methods.md)."""
     beta_schedule: str | None = _loss(None, choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"))
     """Noise schedule (default: the starting model's, else scaled_linear, or cosine for Stable Cascade);
     squaredcos_cap_v2 is diffusers'. Flow has none."""
@@ -103,10 +103,12 @@ class ObjectiveSettings:
 
     def check_objective(self) -> None:
         """Raises ConfigError for combinations that cannot work."""
-        if self.prediction_type == "flow":
+        if self.prediction_type.startswith("flow"):
             for name in ("beta_schedule", "rescale_betas_zero_snr"):
                 if getattr(self, name):
-                    raise ConfigError(f"--{name} is not for --prediction_type flow, which has no betas; omit it")
+                    raise ConfigError(
+                        f"--{name} is not for --prediction_type {self.prediction_type}, which has no betas; omit it"
+                    )
         if self.rescale_betas_zero_snr and self.prediction_type == "epsilon":
             raise ConfigError(
                 "--rescale_betas_zero_snr with --prediction_type epsilon cannot learn: the last timestep is noise "
@@ -398,7 +400,7 @@ class PartsSettings(TextToImageSettings):
     model_name_or_path: str | None = _model(None, also=("pretrained_model_name_or_path",), kind="model")
     """Pipeline to fine-tune, whole: its folder (ppldm's, ppdiffusers', diffusers'), a checkpoint, or a name, such as
     stabilityai/stable-diffusion-2-1. Goes before all flags of single components."""
-    vae_name_or_path: str | None = weights_option("Frozen VAE", in_parts=True)
+    vae_name_or_path: str | None = weights_option("Frozen VAE, or pixels to do without one", in_parts=True)
     text_encoder_name_or_path: str | None = weights_option(
         "Text encoder to start from, with its tokenizer", in_parts=True
     )

@@ -6,6 +6,7 @@ dit       Peebles and Xie 2023, arXiv:2212.09748 (ppdiffusers' Transformer2DMode
           Chen et al. 2023, arXiv:2310.00426
 microdit  Sehwag et al. 2024, arXiv:2407.15811 (`networks.transformers.microdit`): a mixer tells patches of one another
           before most of them are left out
+single_stream  words and patches are one sequence (`networks.transformers.single_stream`), of pictures of any shape
 """
 
 from dataclasses import dataclass
@@ -120,4 +121,17 @@ class MicroDiT(TextToImageTransformer):
     Config = MicroDitConfig
 
 
-FAMILIES = (UViT(), DiT(), MicroDiT())
+@dataclass(kw_only=True)
+class SingleStreamConfig(TransformerSettings):
+    """What is trained, and where its components come from."""
+
+    family: ClassVar[str] = "single_stream"
+
+
+class SingleStream(TextToImageTransformer):
+    plural = "single-stream transformers"
+    masks_padding = True
+    Config = SingleStreamConfig
+
+
+FAMILIES = (UViT(), DiT(), MicroDiT(), SingleStream())

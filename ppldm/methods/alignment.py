@@ -58,19 +58,19 @@ class Alignment(Method):
         return {_PIXELS: Control(Crop())}
 
     def attach(self, model, seed):
+        from ..networks.configs import is_pixels
         from .parts import blocks_of, keep_output, make_projector, width_of
 
         if model.denoiser_name == "unet":
             layer, width = model.unet.mid_block, model.unet.config.block_out_channels[-1]
         else:
-            blocks, _ = blocks_of(model.transformer)
+            blocks = blocks_of(model.transformer)
             if self.block > len(blocks):
                 raise ConfigError(
                     f"--methods alignment:block={self.block}: the transformer has {len(blocks)}; lower it"
                 )
             layer, width = blocks[(self.block or (len(blocks) + 1) // 2) - 1], width_of(model.transformer)
         keep_output(layer, model.taps, _TAP)
-        features = model.vae.config.block_out_channels[-1]
         if self.features != _OWN:
             from ..networks.model import freeze
             from ..weights.losses import load_dinov2
@@ -78,6 +78,10 @@ class Alignment(Method):
             model.taps[_NETWORK] = network = load_dinov2(self.features)
             freeze(network)
             features = network.config["width"]
+        elif is_pixels(model.vae.config):
+            raise ConfigError("--methods alignment: pixels have no VAE with features; give features=FOLDER of DINOv2")
+        else:
+            features = model.vae.config.block_out_channels[-1]
         return {"alignment_projector": make_projector(width, features, seed)}
 
     def term(self, model, step):

@@ -19,11 +19,16 @@ def width_of(transformer: nn.Layer) -> int:
     return config["dim"] if "dim" in config else config["num_attention_heads"] * config["attention_head_dim"]
 
 
-def blocks_of(network: nn.Layer) -> tuple[list, int]:
-    """(the blocks of a transformer in their order, how many tokens stand before the patches)."""
+def blocks_of(network: nn.Layer) -> list:
+    """The blocks of a transformer in their order."""
     if hasattr(network, "in_blocks"):  # a UViT
-        return [*network.in_blocks, network.mid_block, *network.out_blocks], network.extras
-    return list(network.transformer_blocks if hasattr(network, "transformer_blocks") else network.blocks), 0
+        return [*network.in_blocks, network.mid_block, *network.out_blocks]
+    return list(network.transformer_blocks if hasattr(network, "transformer_blocks") else network.blocks)
+
+
+def extras_of(network: nn.Layer) -> int:
+    """How many tokens stand before the patches, of what it computes now."""
+    return getattr(network, "extras", 0)
 
 
 class Projector(nn.Sequential):

@@ -7,7 +7,7 @@ fewer iterations than DiT, and 37 times without guidance. PRX measured a worse F
 18.20), and a better one at 1024 (14.10).
 
 In a UViT both ends are of the same length, so that its long skips join the same patches; its tokens of time and caption
-go through all blocks. In a MicroDiT the mixer in front sees all patches in any case.
+go through all blocks, as do a single-stream transformer's words. In a MicroDiT the mixer in front sees all patches.
 """
 
 from dataclasses import dataclass
@@ -46,10 +46,10 @@ class Tread(Method):
 
     def attach(self, model, seed):
         from ..networks.transformers.microdit import put_patches, take_patches
-        from .parts import blocks_of
+        from .parts import blocks_of, extras_of
 
         network, taps = model.transformer, model.taps
-        blocks, extras = blocks_of(network)
+        blocks = blocks_of(network)
         if len(blocks) <= 2 * self.ends:
             raise ConfigError(f"--methods tread:ends={self.ends} leaves none of the transformer's {len(blocks)} blocks "
                               "to go around; lower ends")  # fmt: skip
@@ -59,14 +59,27 @@ class Tread(Method):
                 return None
             tokens, *others = given
             taps[_WHOLE] = tokens
-            return (_behind(extras, tokens, lambda patches: take_patches(patches, taps[_KEPT])), *others)
+            return (thin(tokens), *others)
+
+        def thin(tokens):
+            return _behind(extras_of(network), tokens, lambda patches: take_patches(patches, taps[_KEPT]))
+
+        def thin_turns(block, given):  # what each block is given anew of all tokens
+            if not network.training:
+                return None
+            place = block.turns_at
+            turns = given[place].expand([taps[_KEPT].shape[0], -1, -1])
+            return (*given[:place], thin(turns), *given[place + 1 :])
 
         def join(block, given, tokens):
             if not network.training:
                 return None
+            extras = extras_of(network)
             patches = taps.pop(_WHOLE)[:, extras:]
             return _behind(extras, tokens, lambda kept: put_patches(patches, kept, taps[_KEPT]))
 
+        for block in blocks[self.ends : -self.ends] if hasattr(blocks[0], "turns_at") else ():
+            block.register_forward_pre_hook(thin_turns)
         blocks[self.ends].register_forward_pre_hook(leave)
         blocks[-1 - self.ends].register_forward_post_hook(join)
         return {}

@@ -214,6 +214,20 @@ def _microdit(one: _Parameter) -> np.ndarray:
     return one.normal(std)
 
 
+def _single_stream(one: _Parameter) -> np.ndarray:
+    """Biases 0, weights ~ N(0, 0.02**2), but for those of patches, U(-b, b), b = sqrt(6 / (fan_in + fan_out)), and what
+    ends a residual branch, 0.02 (2 depth)**-0.5; norms' weights 1. What depends on noise levels, with the tables of
+    blocks, and the output start as 0."""
+    if len(one.shape) == 1 and one.name == "weight":
+        return one.zeros() + 1
+    if one.name != "weight" or one.path in ("modulation.1", "final_layer.linear"):
+        return one.zeros()
+    if one.path.startswith("x_embedder"):
+        return one.xavier()
+    ends = one.path.endswith(("attn.proj", "mlp.w3"))
+    return one.normal(0.02 * ((2 * one.whole.config.depth) ** -0.5 if ends else 1.0))
+
+
 @paddle.no_grad()
 def _normalise(effnet: nn.Layer, seed: int) -> None:
     """In its last norm the statistics of pictures of random squares, rounded for all machines."""
@@ -265,6 +279,7 @@ def _zero(layer: nn.Layer) -> None:
 _RULES: dict[str, tuple[int, Callable[[_Parameter], np.ndarray]]] = {
     "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "clip": (4, _clip), "t5": (4, _t5),
     "uvit": (5, _transformer), "dit": (5, _transformer), "microdit": (5, _microdit),
+    "single_stream": (5, _single_stream),
     "cascade_prior": (6, _cascade), "cascade_decoder": (6, _cascade), "effnet": (3, _Parameter.he),
     "vqgan": (7, _paella), "inception": (28, _Parameter.he),
     "ldmbert": (1, lambda one: _like_pytorch(one, one.whole.config.init_std)),

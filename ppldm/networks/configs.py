@@ -1,8 +1,8 @@
 """The one reader for configs of networks. No paddle is imported and nothing built: a config is refused in milliseconds.
 
-A kind is one of LABELS; a `text_encoder` is `ldmbert`, `clip` or `t5`, a `transformer` `uvit`, `dit` or `microdit`, as
-the config says (`table_of`). All return or take configs completed with the classes' defaults. Every function raises the
-`error` it is given, in one line that names the file, the setting, its value and what it must be.
+A kind is one of LABELS; a `text_encoder` is `ldmbert`, `clip` or `t5`, a `transformer` `uvit`, `dit`, `microdit` or
+`single_stream`, as the config says (`table_of`). All return or take configs completed with the classes' defaults. Every
+function raises the `error` it is given, in one line that names the file, the setting, its value and what it must be.
 """
 
 import json
@@ -19,13 +19,14 @@ _NAMES = {
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
     "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT", "text_encoder": "a text encoder",
+    "single_stream": "a single-stream transformer", "pixels": "pixels in place of a VAE",
     "projected_text_encoder": "a text encoder with a projection", "transformer": "a transformer",
 }  # fmt: skip
 LABELS = {kind: name.partition(" ")[2] for kind, name in _NAMES.items()}
 # Of these kinds, the one that a config names more settings of; the first where it names none.
 _TABLES = {
-    "text_encoder": ("ldmbert", "clip", "t5"), "projected_text_encoder": ("clip",),
-    "transformer": ("uvit", "dit", "microdit"),
+    "vae": ("vae", "pixels"), "text_encoder": ("ldmbert", "clip", "t5"), "projected_text_encoder": ("clip",),
+    "transformer": ("uvit", "dit", "microdit", "single_stream"),
 }  # fmt: skip
 # What a network cannot do without once another setting has this value (any, where it is None).
 _UNET_NEEDS = (
@@ -130,7 +131,7 @@ def is_t5(config: dict) -> bool:
 
 
 def is_uvit(transformer: dict) -> bool:
-    """True for the config of a UViT; else it is a DiT's or a MicroDiT's."""
+    """True for the config of a UViT; else it is another transformer's."""
     return table_of("transformer", transformer) == "uvit"
 
 
@@ -156,9 +157,11 @@ def network_class(kind: str, config: dict) -> str:
 
 def downscale_factor(encoder) -> int:
     """Pixels a side to one latent, by the config of a VAE, 8 for four blocks, of a Paella autoencoder, 4 for two
-    levels, or of an EfficientNet encoder."""
+    levels, of pixels 1, or of an EfficientNet encoder."""
     if "up_down_scale_factor" in encoder:
         return encoder["up_down_scale_factor"] * 2 ** (encoder["levels"] - 1)
+    if is_pixels(encoder):
+        return 1
     return EFFNET_FACTOR if is_effnet(encoder) else 2 ** (len(encoder["block_out_channels"]) - 1)
 
 
@@ -168,6 +171,11 @@ def latent_shape(vae, height: int, width: int) -> tuple[int, int, int]:
     if min(height, width) <= 0 or height % factor or width % factor:
         raise ConfigError(f"width {width}, height {height}: choose multiples of {factor}, as the VAE needs")
     return (vae["latent_channels"], height // factor, width // factor)
+
+
+def is_pixels(vae) -> bool:
+    """Whether what stands in the place of a VAE leaves pictures as they are, by its config."""
+    return "colour_space" in vae
 
 
 def is_shifted(vae) -> bool:
@@ -300,13 +308,13 @@ def _problems(table: str, config: dict):
     match table:
         case "unet":
             yield from _unet_problems(config)
-        case "uvit" | "dit" | "microdit":
+        case "uvit" | "dit" | "microdit" | "single_stream":
             yield from _transformer_problems(table, config)
         case "cascade_prior" | "cascade_decoder":
             yield from _cascade_problems(table == "cascade_prior", config)
         case "ldmbert" if config["pad_token_id"] >= config["vocab_size"]:
             yield f"pad_token_id {config['pad_token_id']} must be below vocab_size {config['vocab_size']}"
-        case "vae":
+        case "vae" | "pixels":
             yield from _vae_problems(config)
         case "vqgan" if config["embed_dim"] % 2 ** (config["levels"] - 1):
             yield f"embed_dim {config['embed_dim']} cannot be halved for each of levels {config['levels']}"
@@ -347,9 +355,9 @@ def _transformer_problems(table: str, config: dict):
     takes, gives, side = config["in_channels"], config.get("out_channels"), config["sample_size"]
     if not (side and takes and config["patch_size"]):
         yield "sample_size, in_channels and patch_size must be numbers"
-    if table == "microdit":
-        if config["dim"] % 4:
-            yield f"dim {config['dim']} must be a multiple of 4, which positions take"
+    if turned := {"microdit": "dim", "single_stream": "head_dim"}.get(table):
+        if config[turned] % 4:
+            yield f"{turned} {config[turned]} must be a multiple of 4, which positions take"
     elif gives not in (None, takes, *([2 * takes] if table == "dit" else [])):
         yield f"out_channels {gives} must be in_channels {takes}, or {'twice as many' if table == 'dit' else 'null'}"
     if table == "uvit" and config["num_layers"] % 2:

@@ -115,8 +115,9 @@ class DenoisingModel(Model):
         with it and the target with `noise`: input perturbation, Ning et al. 2023 (arXiv:2301.11706)."""
         level = self.levels[timesteps]
         scales = self.process.scales(level.reshape([-1, 1, 1, 1]))
-        noisy = add_noise(latents, noise if input_noise is None else input_noise, scales)
-        predicted = predict(noisy, level).astype("float32")
+        noisy = add_noise(latents, noise, scales)
+        shown = noisy if input_noise is None else add_noise(latents, input_noise, scales)
+        predicted = self.process.prediction(predict(shown, level).astype("float32"), noisy, scales[1])
         target = self.process.target(latents, noise, scales)
         if seen:
             predicted, target = seen(predicted), seen(target)

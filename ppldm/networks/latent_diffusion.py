@@ -12,7 +12,7 @@ scales down by f, and L tokens:
     timesteps        [B] int64 in 0 .. num_levels - 1 of the process
     noise            [B, C, h, w] float32, standard normal (plus the noise offset, if any)
     input_noise      the same plus a perturbation: what x_t is made with, where the model asks for it
-    posterior_noise  [B, C, h, w] float32, standard normal
+    posterior_noise  [B, C, h, w] float32, standard normal, but of pixels in place of a VAE, which have no posterior
     sizes            [B, 6] int64, `data.inputs.Sizes`, where the UNet takes them
 """
 
@@ -80,12 +80,13 @@ class LatentDiffusionModel(DenoisingModel):
         return self.process.settings() | self.sampling
 
     @paddle.no_grad()
-    def latents(self, posterior_noise, pixel_values=None, moments=None, uncached=None):
+    def latents(self, posterior_noise=None, pixel_values=None, moments=None, uncached=None):
         """Samples [B, C, h, w] of the posterior, mapped, of pixels or moments; VAEs overflow in half precision."""
         if moments is None:
             with paddle.amp.auto_cast(enable=False):
                 posterior = self.vae.encode(to_unit_range(pixel_values)).latent_dist
-                return self.latent_map.to_model(posterior.mean + posterior.std * posterior_noise)
+                noise = 0.0 if posterior_noise is None else posterior.std * posterior_noise
+                return self.latent_map.to_model(posterior.mean + noise)
         mean, std = self.whole_moments(pixel_values, moments, uncached).unbind(1)
         return self.latent_map.to_model(mean + std * posterior_noise)
 
@@ -138,7 +139,7 @@ class LatentDiffusionModel(DenoisingModel):
         """The UNet's output [B, C, h, w] for x_t, under what `condition` and `size_condition` give."""
         return self.denoiser(noisy, timesteps, **condition).sample
 
-    def forward(self, input_ids, timesteps, noise, posterior_noise, input_noise=None, seen=None, **told) -> Loss:
+    def forward(self, input_ids, timesteps, noise, posterior_noise=None, input_noise=None, seen=None, **told) -> Loss:
         """The `denoising_loss` of latents under captions. told: what `latents` and `predict` take besides, by name."""
         pictures = {name: told.pop(name) for name in PICTURES if name in told}
         latents = self.latents(posterior_noise, **pictures)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..diffusion.process import BETA_SCHEDULES, FLOW, PREDICTION_TYPES, TIMESTEP_SPACINGS, Process
+from ..diffusion.process import BETA_SCHEDULES, FLOW, FLOW_SAMPLE, FLOWS, PREDICTION_TYPES, TIMESTEP_SPACINGS, Process
 from ..networks.config_fields import POSITIVE, Condition, describe, fits
 from ..networks.configs import check_config
 from ..utils.errors import ModelError
@@ -70,7 +70,7 @@ def check_schedule(settings: dict, source) -> None:
     for name, rule in (*_RULES.items(), ("steps_offset", range(steps) if isinstance(steps, int) else bool)):
         if name in settings and not fits(settings[name], rule):
             raise ModelError(f"{source}: {name} {settings[name]!r} must be {describe(rule)}; correct it")
-    if settings.get("rescale_betas_zero_snr") and settings["prediction_type"] in ("epsilon", FLOW):
+    if settings.get("rescale_betas_zero_snr") and settings["prediction_type"] in ("epsilon", *FLOWS):
         raise ModelError(
             f"{source}: rescale_betas_zero_snr with prediction_type {settings['prediction_type']} is not a model that "
             "can draw: its last timestep is pure noise, so it must predict v_prediction"
@@ -84,7 +84,8 @@ def read_scheduler(path: Path) -> dict:
     if settings.get(SCHEDULER_CLASS) == FLOW_CLASS:
         if settings.get("use_dynamic_shifting"):
             raise ModelError(f"{path} has use_dynamic_shifting, another process for each size, which is not supported")
-        settings |= {"prediction_type": FLOW, "timestep_shift": settings.pop("shift", 1.0)}
+        kind = FLOW_SAMPLE if settings.get("prediction_type") == FLOW_SAMPLE else FLOW  # which only ppldm writes
+        settings |= {"prediction_type": kind, "timestep_shift": settings.pop("shift", 1.0)}
     betas = settings.pop("trained_betas", None)
     check_schedule({**PUBLISHED_SCHEDULE, **settings}, path)
     if betas is not None:

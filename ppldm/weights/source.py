@@ -207,8 +207,9 @@ class ModelSource:
 
     def _read_checkpoint(self, kinds) -> Weights:
         manifest, arrays = self._state(kinds)
-        arrays = {kind: own for kind, own in arrays.items() if own}
-        if not (described := self.described):
+        described = self.described
+        arrays = {kind: own for kind, own in arrays.items() if own or (described and kind in described.components)}
+        if not described:
             from .layouts.older import read_older_checkpoint
 
             weights = read_older_checkpoint(self.path, arrays, self.config_file, open_model)

@@ -18,8 +18,17 @@ import numpy as np
 
 from ..config.network_files import mends_text, pieces_file, write_mends
 from ..diffusion.drawing import USUAL
-from ..diffusion.process import FLOW, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
-from ..networks.configs import downscale_factor, is_ldmbert, is_shifted, is_t5, table_of, takes_mask, takes_sizes
+from ..diffusion.process import FLOW_SAMPLE, FLOWS, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
+from ..networks.configs import (
+    downscale_factor,
+    is_ldmbert,
+    is_pixels,
+    is_shifted,
+    is_t5,
+    table_of,
+    takes_mask,
+    takes_sizes,
+)
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
@@ -48,6 +57,7 @@ DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokeni
 _TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": MICRODIT_CLASS}
 T5_LENGTH = 120  # tokens of a caption where nothing says it: PixArt-alpha's, arXiv:2310.00426
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
+_ONLY_HERE = ("uvit", "single_stream")  # transformers that diffusers has no class of
 _LDM_FOLDERS = {"vae": "vqvae", "text_encoder": "bert"}  # beside an LDMBert; all others have their component's name
 _TOKENIZER_FILES = (
     "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -73,8 +83,10 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
     family = _family(weights)
-    if TRANSFORMER in weights.components and (form == "compvis" or (form, family) == ("diffusers", "uvit")):
+    if TRANSFORMER in weights.components and (form == "compvis" or form == "diffusers" and family in _ONLY_HERE):
         raise ModelError(f"{form} has no network of this transformer's kind; export it to ppdiffusers")
+    if form != "ppdiffusers" and _is_known_here(weights):
+        raise ModelError(f"{form} draws no pixels without a VAE, nor flow by x-prediction; export it to ppdiffusers")
     if form == "compvis" and family != LDM:
         what = "ControlNet" if family == CONTROLNET else "CLIP text encoder"
         raise ModelError(f"a model with a {what} is not written for CompVis; export it to diffusers")
@@ -102,6 +114,11 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
         checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
         write_json(target / "ppldm.json", {**metadata_of(weights), "files": checksums})
         write_text(target / "README.md", model_card(weights, form, dtype))
+
+
+def _is_known_here(weights: Weights) -> bool:
+    """Whether only ppldm knows what is diffused, or what is predicted."""
+    return is_pixels(weights.components["vae"].config) or weights.scheduler["prediction_type"] == FLOW_SAMPLE
 
 
 def _drawn_size(weights: Weights) -> int:
@@ -143,7 +160,7 @@ def metadata_of(weights: Weights) -> dict:
 def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
     """Why the code that a form is for does not draw with an export of this model as ppldm does; "" where it does."""
     metadata, ldmbert = metadata_of(weights), is_ldmbert(weights.components["text_encoder"].config)
-    if metadata["prediction_type"] == FLOW:
+    if metadata["prediction_type"] in FLOWS:
         return f"the text-to-image pipelines of {form} for this network do not draw rectified flow"
     t5 = is_t5(weights.components["text_encoder"].config)
     if t5 and _family(weights) == "dit":
@@ -223,7 +240,7 @@ def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool
         write_component(kind, component, target / (_LDM_FOLDERS if ldmbert else {}).get(kind, kind), form, safetensors)
     files = TokenizerFiles(0, dict.fromkeys(path.name for path in (target / TOKENIZER_FOLDER).glob("*")))
     index = _index(weights, "BertTokenizer" if ldmbert else files.class_name, form)
-    scheduler = FLOW_CLASS if weights.scheduler["prediction_type"] == FLOW else "DDIMScheduler"
+    scheduler = FLOW_CLASS if weights.scheduler["prediction_type"] in FLOWS else "DDIMScheduler"
     write_index(target, {**index, "scheduler": [form, scheduler]}, form, scheduler_settings(weights.scheduler))
 
 
@@ -271,18 +288,19 @@ def _index(weights: Weights, tokenizer: str, library: str) -> dict:
         index[TRANSFORMER] = [library, kind if library == "ppdiffusers" else _TORCH_CLASSES[kind]]
     else:
         index["unet"] = [library, "UNet2DConditionModel"]
+    vae = class_of("vae", weights.components["vae"].config)
     if is_ldmbert(weights.components["text_encoder"].config):
         module = "latent_diffusion"
         if library == "ppdiffusers":
             module = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
-        return {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, "AutoencoderKL"]}
+        return {**index, "bert": [module, "LDMBertModel"], "vqvae": [library, vae]}
     return {
         **index,
         **({CONTROLNET: [library, class_of(CONTROLNET, {})]} if CONTROLNET in weights.components else {}),
         **{name: [None, None] for name in ("safety_checker", "feature_extractor", "image_encoder")},
         "requires_safety_checker": False,
         "text_encoder": [transformers, class_of("text_encoder", weights.components["text_encoder"].config)],
-        "vae": [library, "AutoencoderKL"],
+        "vae": [library, vae],
     }
 
 
@@ -304,8 +322,9 @@ def _inpaints(weights: Weights) -> bool:
 def scheduler_settings(scheduler: dict) -> dict:
     """The settings of the scheduler that an exported pipeline samples with, sorted by name."""
     schedule = Process.of(scheduler).schedule
-    if scheduler["prediction_type"] == FLOW:
-        return {"num_train_timesteps": schedule.num_train_timesteps, "shift": schedule.timestep_shift}
+    if (kind := scheduler["prediction_type"]) in FLOWS:
+        told = {"prediction_type": kind} if kind == FLOW_SAMPLE else {}
+        return {"num_train_timesteps": schedule.num_train_timesteps, "shift": schedule.timestep_shift, **told}
     known = {name: scheduler[name] for name in PROCESS_KEYS if name in scheduler} | sampling_settings(scheduler)
     # A schedule that ends in pure noise is sampled from its very last timestep (arXiv:2305.08891, section 3.3).
     spacing = {"timestep_spacing": "trailing"} if scheduler.get("rescale_betas_zero_snr") else {}

@@ -64,6 +64,11 @@ def test_the_curve_is_the_error_of_the_picture(kind):
     np.testing.assert_allclose(currency.curve_of(Model(), [batch]), 0.01, rtol=0.02)
 
 
+def test_what_tells_the_picture_itself_is_taken_at_its_word():
+    assert currency.picture_of(3.0, 1.0, (0.5, 0.5), "flow_sample") == 3.0
+    assert Process(prediction_type="flow_sample").is_flow
+
+
 def test_the_loss_is_the_error_of_the_velocity():
     snr = np.exp(currency.LOG_SNR)
     assert currency.weighted_mean(1 / (1 + snr)) == pytest.approx(1)

@@ -68,7 +68,7 @@ def test_presets_train_what_is_published(preset, count, batch):
     "changes, message",
     [
         ({"prior_config_file": None}, "nothing gives the prior: name its weights, --prior_name_or_path, or the config"),
-        ({"prediction_type": "flow"}, "--prediction_type flow is not supported for Stable Cascade"),
+        ({"prediction_type": "flow"}, "--prediction_type flow is not for Stable Cascade"),
         ({"resolution": 72}, "--resolution 72 must be a multiple of 32, the EfficientNet's downscaling factor"),
         ({"buckets": "64x72"}, "the sides of 64 x 72 must be multiples of 32, the EfficientNet's"),
         (

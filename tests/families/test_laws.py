@@ -35,12 +35,13 @@ from ppldm.weights.source import read_component
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
     *("autoencoder", "cascade_autoencoder", "cascade_controlnet", "cascade_decoder", "cascade_prior", "controlnet"),
-    *("dit", "ldm", "microdit", "stable_diffusion", "toy", "uvit"),
+    *("dit", "ldm", "microdit", "single_stream", "stable_diffusion", "toy", "uvit"),
 )
 CASCADE = ("cascade_controlnet", "cascade_decoder", "cascade_prior")
 ADAPTERS = "ldm-adapters"  # low-rank layers and tokens of a frozen model
-TRANSFORMERS = ("dit", "microdit", "uvit")
-TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS)
+PIXELS = "single_stream-pixels"  # without a VAE
+TRANSFORMERS = ("dit", "microdit", "single_stream", "uvit")
+TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS, PIXELS)
 STEPS, BATCH = 4, 4
 CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 
@@ -51,7 +52,7 @@ def registered():
         yield
 
 
-@pytest.fixture(params=[*FAMILIES, ADAPTERS], scope="module")
+@pytest.fixture(params=[*FAMILIES, ADAPTERS, PIXELS], scope="module")
 def name(request):
     return request.param
 
@@ -131,6 +132,17 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"unet_config_file": None, "transformer_config_file": tiny.config("microdit"), "patch_masking": 0.5},
             **{"text_encoder_config_file": tiny.config("clip"), "recompute": True, "prediction_type": "flow"},
             **{"empty_caption": "zeros", "use_ema": True, "train_text_encoder": True, "optimizer": "muon"},
+            "methods": ("contrastive_flow",),
+        },
+        "single_stream": {
+            **{"unet_config_file": None, "transformer_config_file": tiny.config("single_stream")},
+            **{"train_text_encoder": True, "mask_pad_tokens": True, "methods": ("tread",), "optimizer": "muon"},
+            **{"prediction_type": "flow", "use_ema": True},
+        },
+        PIXELS: {
+            **{"unet_config_file": None, "transformer_config_file": tiny.config("single_stream_pixels")},
+            **{"vae_name_or_path": "pixels", "train_text_encoder": True, "prediction_type": "flow_sample"},
+            **{"use_ema": True, "loss_weighting": "adaptive", "input_perturbation": 0.1, "patch_masking": 0.25},
             "methods": ("contrastive_flow",),
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
@@ -296,7 +308,7 @@ def test_what_is_exported_is_what_was_trained(name, straight):
     if name == ADAPTERS:
         return
     described, trained = read_model_file(folder), read_model_file(straight / f"checkpoint-{STEPS}")
-    assert described.family == trained.family == name
+    assert described.family == trained.family == family.name
     assert trained.components.keys() - described.components.keys() <= {*family.optional, "alignment_projector"}
     assert "config" in read_manifest(straight / f"checkpoint-{STEPS}")
 

@@ -12,7 +12,7 @@ from ppldm.networks.model import Loss
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.rng import Stream
 
-KINDS = ("epsilon", "v_prediction", "sample", "flow")
+KINDS = ("epsilon", "v_prediction", "sample", "flow", "flow_sample")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,8 @@ def test_the_model_s_loss_is_that_of_the_formulas(tiny, kind):
     model, batch = make_model(tiny, prediction_type=kind, snr_gamma=2.0, timestep_shift=1.5), make_batch(5)
     latents, noise = model.latents(batch["posterior_noise"], batch["pixel_values"]).numpy(), batch["noise"].numpy()
     timesteps = batch["timesteps"].numpy()
-    if kind == "flow":
+    is_flow = kind.startswith("flow")
+    if is_flow:
         s = (timesteps + 1) / 1000
         s = 1.5 * s / (1 + 0.5 * s)
         a = 1 - s
@@ -83,13 +84,14 @@ def test_the_model_s_loss_is_that_of_the_formulas(tiny, kind):
         s = np.sqrt(1 - a**2)
     snr, a_, s_ = (a / s) ** 2, *(one.reshape([-1, 1, 1, 1]) for one in (a, s))
     target = {"epsilon": noise, "v_prediction": a_ * noise - s_ * latents, "sample": latents, "flow": noise - latents}
-    by = {"epsilon": snr, "v_prediction": snr + 1, "sample": 1, "flow": 1 / s**2}[kind]
+    target["flow_sample"] = latents / np.maximum(s_, 0.05)
+    by = {"epsilon": snr, "v_prediction": snr + 1, "sample": 1}.get(kind, 1 / s**2)
     expected = (np.minimum(snr, 2) / by * (target[kind] ** 2).mean((1, 2, 3))).mean()
     seen = []
     model.unet.register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[:2]))
     assert float(model(**batch).value) == pytest.approx(expected, rel=1e-4)
     np.testing.assert_allclose(seen[0][0], a_ * latents + s_ * noise, atol=1e-5)
-    np.testing.assert_allclose(seen[0][1].astype("float32"), 1000 * s if kind == "flow" else timesteps, rtol=1e-5)
+    np.testing.assert_allclose(seen[0][1].astype("float32"), 1000 * s if is_flow else timesteps, rtol=1e-5)
 
 
 def test_adaptive_weights_follow_the_errors_of_all_ranks(tiny):

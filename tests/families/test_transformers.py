@@ -1,4 +1,4 @@
-"""The families `uvit` and `dit`: what they refuse, what they export, and how one stage goes on from another."""
+"""The families of transformers: what they refuse, what they export, and how one stage goes on from another."""
 
 import io
 import json
@@ -20,6 +20,7 @@ from ppldm.networks.build import build_network
 from ppldm.networks.configs import check_config, read_new_config
 from ppldm.networks.cpu_operators.layers import use_cpu_operators
 from ppldm.networks.transformers.microdit import MicroDiT
+from ppldm.networks.transformers.single_stream import SingleStreamTransformer
 from ppldm.networks.transformers.transform import transform
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
@@ -32,7 +33,7 @@ from ppldm.weights.source import open_model, read_component
 from ppldm.weights.write import write_component, write_weights
 from tests.conftest import MICRODIT_CONFIG, UVIT_CONFIG
 
-FAMILIES = ("uvit", "dit", "microdit")
+FAMILIES = ("uvit", "dit", "microdit", "single_stream")
 
 
 def train(tiny, name, folder, **changes):
@@ -79,14 +80,15 @@ def test_the_exported_transformer_is_loaded_by_its_class(pipeline, name):
     assert described["family"] == name and described["components"]["transformer"]["trained"]
     if name == "dit":  # whose class cannot be built by ppdiffusers with its layers for captions
         return
-    network = {"uvit": UViTT2IModel, "microdit": MicroDiT}[name].from_pretrained(str(pipeline / "transformer"))
+    own = {"uvit": UViTT2IModel, "microdit": MicroDiT, "single_stream": SingleStreamTransformer}[name]
+    network = own.from_pretrained(str(pipeline / "transformer"))
     use_cpu_operators(network)  # as ours has them: to the bit
     rng = np.random.default_rng(0)
     noisy, hidden = (paddle.to_tensor(rng.standard_normal(s, np.float32)) for s in ((2, 4, 4, 4), (2, 12, 32)))
     timesteps = paddle.to_tensor([3, 900])
     with paddle.no_grad():
         theirs, ours = network(noisy, timesteps, hidden), transform(model.denoiser, noisy, timesteps, hidden)
-    assert ((theirs if name == "microdit" else theirs.sample) == ours).all()
+    assert ((theirs.sample if name == "uvit" else theirs) == ours).all()
 
 
 def test_pictures_of_other_sides_are_drawn(pipeline):
@@ -110,10 +112,11 @@ def test_prompts_of_several_chunks(pipeline, name):
 @pytest.mark.needs("parity")
 def test_it_is_exported_to_diffusers_and_read_again(pipeline, name, tmp_path):
     weights = open_model(pipeline).read()
-    for form in ("compvis", "diffusers") if name == "uvit" else ("compvis",):
+    only_here = name in ("uvit", "single_stream")
+    for form in ("compvis", "diffusers") if only_here else ("compvis",):
         with pytest.raises(ModelError, match=f"{form} has no network of this transformer's kind"):
             write_weights(weights, form, tmp_path / form)
-    if name == "uvit":
+    if only_here:
         return
     write_weights(weights, "diffusers", tmp_path / "out")
     if name == "dit":

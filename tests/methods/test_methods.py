@@ -14,7 +14,7 @@ from ppldm.families.ldm import LdmConfig
 from ppldm.families.transformers import UVitConfig
 from ppldm.methods.base import attach_methods, list_methods, read_methods
 from ppldm.methods.contrastive_flow import ContrastiveFlow
-from ppldm.methods.parts import blocks_of
+from ppldm.methods.parts import blocks_of, extras_of
 from ppldm.networks.model import Step
 from ppldm.networks.transformers.microdit import Grid, put_patches, take_patches
 from ppldm.training.prepare import prepare
@@ -92,7 +92,7 @@ def test_a_training_that_cannot_be_is_refused_at_once(tiny, tmp_path, flags, sai
         prepare(*parse_arguments([*tiny.flags(tmp_path / "run"), *flags], True, get_family("ldm").Config))
 
 
-@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample", "flow"])
+@pytest.mark.parametrize("kind", ["epsilon", "v_prediction", "sample", "flow", "flow_sample"])
 def test_contrastive_flow_is_the_mean_over_all_pairs(tiny, kind):
     """Up to a constant: between two predictions it differs as the mean over all other rows and noises does."""
     model = attached(tiny, "contrastive_flow", prediction_type=kind)
@@ -183,7 +183,7 @@ def test_tokens_of_patches_are_aligned_with_those_of_dinov2(tiny, tmp_path, name
     crops = ("--latents", "ondemand", "--random_crop", "false") if name == "dit" else ()
     run = prepared(tiny, tmp_path / "run", name, "--methods", f"alignment:features={dinov2},block=2", *crops)
     model, batch, seen = run.state.model, next(iter(run.batches())), []
-    (method,), (blocks, extras) = model.methods, blocks_of(model.transformer)
+    (method,), blocks = model.methods, blocks_of(model.transformer)
     blocks[1].register_forward_post_hook(lambda _, given, made: seen.append(made))
     plain = float(model.loss(batch).value)
     pixels = batch["alignment_pixels"]
@@ -192,7 +192,7 @@ def test_tokens_of_patches_are_aligned_with_those_of_dinov2(tiny, tmp_path, name
     features -= 0.6 * features.mean((2, 3), keepdims=True)
     features /= features.std((2, 3), keepdims=True, ddof=1)
     count, side = len(features), 4 // model.transformer.config.patch_size
-    tokens = seen[0][:, extras:].reshape([count, side, side, -1]).transpose([0, 3, 1, 2])
+    tokens = seen[0][:, extras_of(model.transformer) :].reshape([count, side, side, -1]).transpose([0, 3, 1, 2])
     projected = model.alignment_projector(tokens).numpy().astype(np.float64)
     features = F.adaptive_avg_pool2d(paddle.to_tensor(features), [side, side]).numpy()
     lengths = np.linalg.norm(features, axis=1) * np.linalg.norm(projected, axis=1)
@@ -214,20 +214,27 @@ def test_terms_are_of_the_training_only(tiny, words):
     assert float(model.loss(batch).value) == float(plain.loss(batch).value)
 
 
-@pytest.mark.parametrize("name", ["uvit", "microdit"])
+@pytest.mark.parametrize("name", ["uvit", "microdit", "single_stream"])
 def test_patches_go_around_the_inner_blocks(tiny, tmp_path, name):
     """The blocks between see the others only, and no patch is lost to the loss."""
     run = prepared(tiny, tmp_path / "run", name, "--methods", "tread:rate=0.25")
     model, seen = run.state.model, []
     network = model.transformer
-    blocks, extras = blocks_of(network)
-    assert extras == (network.extras if name == "uvit" else 0)
+    blocks, extras = blocks_of(network), {"uvit": 13, "single_stream": 12}.get(name, 0)
     for block in blocks:
         block.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1] - extras))
+    turns = []
+    if name == "single_stream":
+        for block in blocks:
+            block.register_forward_pre_hook(lambda _, given: turns.append(given[1]))
     batch = next(iter(run.batches()))
     patches = model.inputs["noise"].shape(32, 32)[1] ** 2 // network.config.patch_size**2
     loss = model.loss(batch)
     assert seen == [patches, patches - patches // 4, patches]
+    if turns:  # positions go around with the patches
+        whole = turns[0].expand_as(paddle.concat([turns[0]] * len(batch["routed_patches"])))
+        assert (turns[1][:, extras:] == take_patches(whole[:, extras:], batch["routed_patches"])).all()
+        assert turns[2].shape == turns[0].shape
     loss.value.backward()
     assert all(p.grad is not None for p in model.trained_parameters().values() if "pos_embed" in p.name)
     model.eval()

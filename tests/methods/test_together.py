@@ -11,7 +11,7 @@ from ppldm.utils.errors import ConfigError
 from tests.families.test_laws import assert_close_run, assert_same_run, train
 
 CHOICES = {
-    "prediction_type": ("epsilon", "v_prediction", "sample", "flow"),
+    "prediction_type": ("epsilon", "v_prediction", "sample", "flow", "flow_sample"),
     "beta_schedule": (None, None, "linear", "squaredcos_cap_v2", "cosine"),
     "rescale_betas_zero_snr": (None, None, True),
     "timestep_sampling": ("uniform", "logit_normal"),
@@ -42,7 +42,7 @@ SEED = int(os.environ.get("PPLDM_SEED", 1))
 def drawn(number: int) -> tuple[str, dict]:
     """(family, settings), a function of the number."""
     rng = random.Random(number)
-    family = rng.choice(["ldm", "ldm", "uvit", "microdit"])
+    family = rng.choice(["ldm", "ldm", "uvit", "microdit", "single_stream"])
     settings = {name: rng.choice(values) for name, values in CHOICES.items()}
     if family == "ldm":
         settings.pop("patch_masking")

@@ -14,7 +14,15 @@ from ppldm.networks import config_fields
 from ppldm.networks.config_fields import CLASSES, REQUIRED, describe, fits, ignored_by, rule_of, settings_of
 from ppldm.networks.configs import check_config, check_fit, check_tokenizer_fit, is_ldmbert, read_new_config, table_of
 from ppldm.utils.errors import ConfigError, EnvironmentProblem, ModelError
-from tests.conftest import DIT_CONFIG, MICRODIT_CONFIG, TEXT_ENCODER_CONFIG, UNET_CONFIG, UVIT_CONFIG, VAE_CONFIG
+from tests.conftest import (
+    DIT_CONFIG,
+    MICRODIT_CONFIG,
+    SINGLE_STREAM_CONFIG,
+    TEXT_ENCODER_CONFIG,
+    UNET_CONFIG,
+    UVIT_CONFIG,
+    VAE_CONFIG,
+)
 
 CLIP = {"vocab_size": 520, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 CONTROLNET = {name: UNET_CONFIG[name] for name in UNET_CONFIG if name in settings_of("controlnet")} | {
@@ -27,13 +35,14 @@ PUBLISHED = {"cascade_prior": "cascade_c_1b", "cascade_decoder": "cascade_b_700m
              "vqgan": "vqgan_f4", "image_encoder": "image_encoder_vit_l", "t5": "t5_tiny"}  # fmt: skip
 CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ldmbert": TEXT_ENCODER_CONFIG,
            "clip": CLIP, "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG,
-           "cascade_controlnet": CASCADE_CONTROLNET} | {
+           "single_stream": SINGLE_STREAM_CONFIG, "cascade_controlnet": CASCADE_CONTROLNET} | {
     kind: json.loads((CONFIG_DIR / f"{name}.json").read_text()) for kind, name in PUBLISHED.items()
 }  # fmt: skip
 # How many settings a model.json has of each, which is refused where one of them is missing: an older one then, too.
 COUNTS = {
     "unet": 49, "controlnet": 32, "uvit": 17, "dit": 24, "microdit": 15, "vae": 19, "ldmbert": 15, "clip": 12, "t5": 13,
     "cascade_prior": 23, "cascade_decoder": 23, "effnet": 3, "vqgan": 9, "image_encoder": 10, "cascade_controlnet": 8,
+    "single_stream": 10,
 }  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
 NUMBERS = {"freq_shift", "qk_scale"}  # which the class does not say
@@ -188,6 +197,8 @@ WRONG = [
     ("microdit", {"patch_size": 3}, "patch_size 3 does not divide sample_size 4"),
     ("microdit", {"patch_mixer_dim": 20}, "head_dim 8 does not divide patch_mixer_dim 20"),
     ("microdit", {"dim": 30, "head_dim": 2}, "dim 30 must be a multiple of 4"),
+    ("single_stream", {"dim": 30, "head_dim": 6}, "head_dim 6 must be a multiple of 4"),
+    ("single_stream", {"head_dim": 12}, "head_dim 12 does not divide dim 32"),
     ("microdit", {"mlp_ratio": [1, 2, 3]}, r"mlp_ratio \[1, 2, 3\] must be a list of 2 values, each a number above 0"),
     ("dit", {"num_embeds_ada_norm": None}, "num_embeds_ada_norm null must be a number"),
     ("vae", {"norm_num_groups": None}, "norm_num_groups null must be"),
@@ -250,7 +261,7 @@ def test_an_unknown_setting_that_asks_for_nothing_is_another_version_s():
 @pytest.mark.parametrize("given", CONFIGS)
 @pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder", "transformer"])
 def test_a_config_of_another_kind_is_recognised(given, wanted):
-    kinds = {"text_encoder": ("ldmbert", "clip", "t5"), "transformer": ("uvit", "dit", "microdit")}
+    kinds = {"text_encoder": ("ldmbert", "clip", "t5"), "transformer": ("uvit", "dit", "microdit", "single_stream")}
     if given in (wanted, *kinds.get(wanted, ())):
         assert check_config(wanted, CONFIGS[given], "x")
         return

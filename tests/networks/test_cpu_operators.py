@@ -132,6 +132,15 @@ def test_layer_norms(seed, rows, width, learned):
 
 
 @EXAMPLES
+@given(SEEDS, st.lists(SIZES, min_size=1, max_size=3), st.integers(2, 40))
+def test_root_mean_square_norms(seed, rows, width):
+    def plain(x, w):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-3).sqrt() * w
+
+    assert_same(lambda x, w: operators.rms_norm(x, w, 1e-3), plain, draw(seed, (*rows, width), (width,)))
+
+
+@EXAMPLES
 @given(
     SEEDS,
     st.lists(SIZES, min_size=1, max_size=3),
@@ -386,7 +395,8 @@ x, w, b = (paddle.to_tensor(np.random.default_rng(n).standard_normal(s).astype("
 rows, wide = lambda: x.reshape([3, 35, 330]), w.reshape([330, 1]).tile([1, 24])
 for make in (
     lambda: operators.group_norm(x, w, b, 6, 1e-5, True), lambda: operators.layer_norm(rows(), w, b, 1e-5),
-    lambda: operators.linear(rows(), wide, None), lambda: operators.geglu(rows()),
+    lambda: operators.rms_norm(rows(), w, 1e-5), lambda: operators.linear(rows(), wide, None),
+    lambda: operators.geglu(rows()),
     lambda: operators.gelu(x), lambda: operators.silu(x),
 ):
     y = make()
@@ -398,7 +408,7 @@ for make in (
                        capture_output=True, text=True, check=True).stdout
         for threads in ("1", "2", "3")
     ]  # fmt: skip
-    assert said[0].count("\n") == 6 and said[0] == said[1] == said[2]
+    assert said[0].count("\n") == 7 and said[0] == said[1] == said[2]
 
 
 @pytest.mark.cold

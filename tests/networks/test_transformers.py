@@ -20,9 +20,9 @@ from ppldm.utils.rng import Generators
 from ppldm.weights.components import turn_linear
 from ppldm.weights.configs import PUBLISHED_SCHEDULE
 from ppldm.weights.fill import component_of, load_vae, parameter_shapes
-from tests.conftest import DIT_CONFIG, MICRODIT_CONFIG, TEXT_ENCODER_CONFIG, UVIT_CONFIG
+from tests.conftest import DIT_CONFIG, MICRODIT_CONFIG, SINGLE_STREAM_CONFIG, TEXT_ENCODER_CONFIG, UVIT_CONFIG
 
-CONFIGS = {"uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG}
+CONFIGS = {"uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG, "single_stream": SINGLE_STREAM_CONFIG}
 LENGTH, WIDTH = 12, 32
 
 
@@ -108,11 +108,10 @@ def test_patches_that_are_left_out_reach_nothing_but_a_mixer(name):
     whole = transform(network, noisy, timesteps, hidden)
     np.testing.assert_array_equal(transform(network, noisy, timesteps, hidden, kept=every), whole)
     lengths = []
-    blocks = {"uvit": "out_blocks", "dit": "transformer_blocks", "microdit": "blocks"}
-    block = getattr(network, blocks[name])[0]
+    block = getattr(network, {"uvit": "out_blocks", "dit": "transformer_blocks"}.get(name, "blocks"))[0]
     block.register_forward_pre_hook(lambda _, inputs: lengths.append(inputs[0].shape[1]))
     transform(network, noisy, timesteps, hidden, kept=kept)
-    assert lengths == [3 + (13 if name == "uvit" else 0)]
+    assert lengths == [3 + {"uvit": 13, "single_stream": LENGTH}.get(name, 0)]
 
 
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 3), st.data())
@@ -154,7 +153,7 @@ def test_every_patch_is_kept_equally_often():
     assert drawn.shape == (4000, 4) and abs(counts - 1000).max() < 5 * np.sqrt(1000)
 
 
-def test_a_new_dit_or_microdit_starts_from_zero():
+def test_a_new_transformer_starts_from_zero():
     """So that the first loss of epsilon prediction is the mean square of the noise; a UViT, as published, does not."""
     noisy, timesteps, hidden, _ = given_for(4, 4)
     for name in CONFIGS:

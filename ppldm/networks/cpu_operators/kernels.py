@@ -184,16 +184,16 @@ def group_norm_back(numbers):
 
 
 def layer_norm(numbers):
-    """x [R, D], y, weight and bias [D], 0, mean and 1 / deviation [R]; R, D, epsilon"""
+    """x [R, D], y, weight and bias [D], 0, mean and 1 / deviation [R]; R, D, epsilon, 1 (0: the mean counts as 0)"""
     a, thread, threads = _told(numbers)
-    R, D, epsilon = int(a[7]), int(a[8]), a[9]
+    R, D, epsilon, centred = int(a[7]), int(a[8]), a[9], F(a[10])
     weight, bias, means, scales = _at(a[2], 0), _at(a[3], 0), _at(a[5], 0), _at(a[6], 0)
     for r in range(R * thread // threads, R * (thread + 1) // threads):
         x, y = _at(a[0], r * D), _at(a[1], r * D)
         part = F(0.0)
         for i in range(D):
             part += x[i]
-        mean = part / F(D)
+        mean = centred * (part / F(D))
         part = F(0.0)
         for i in range(D):
             part += (x[i] - mean) * (x[i] - mean)
@@ -204,9 +204,9 @@ def layer_norm(numbers):
 
 
 def layer_norm_back(numbers):
-    """x, dy, dx, weight, bias, 0, mean, 1 / deviation, d weight, d bias, 0; R, D"""
+    """x, dy, dx, weight, bias, 0, mean, 1 / deviation, d weight, d bias, 0; R, D, 1 (0: as above)"""
     a, thread, threads = _told(numbers)
-    R, D = int(a[11]), int(a[12])
+    R, D, centred = int(a[11]), int(a[12]), F(a[13])
     weight, means, scales = _at(a[3], 0), _at(a[6], 0), _at(a[7], 0)
     for r in range(R * thread // threads, R * (thread + 1) // threads):
         x, dy, dx = _at(a[0], r * D), _at(a[1], r * D), _at(a[2], r * D)
@@ -216,7 +216,7 @@ def layer_norm_back(numbers):
             d = dy[i] * weight[i]
             first += d
             second += d * (x[i] - mean)
-        p, q = first / F(D), second / F(D) * scale * scale
+        p, q = centred * (first / F(D)), second / F(D) * scale * scale
         for i in range(D):
             dx[i] = scale * (dy[i] * weight[i] - p - (x[i] - mean) * q)
     column, behind = _share(D, thread, threads)

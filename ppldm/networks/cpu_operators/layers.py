@@ -103,6 +103,18 @@ def _layer_norm(self, x):
     return operators.layer_norm(x, self.weight, self.bias, self._epsilon)
 
 
+def _rms_norm(self, x):
+    if not _can(x, self.weight):
+        return type(self).forward(self, x)
+    return operators.rms_norm(x, self.weight, self.epsilon)
+
+
+def _attend(self, q, k, v, heads, bias=None):
+    if not _can(q):
+        return type(self).forward(self, q, k, v, heads, bias)
+    return operators.attention(q, k, v, heads, (q.shape[-1] // heads) ** -0.5, bias)
+
+
 def layer_norm_by_paddle(layer: nn.LayerNorm, x):
     """What the class gives, to the bit. Paddle 3.3's kernel for CPUs makes a wrong gradient of x where none of the
     weight is asked for; so one always is, and nobody takes it."""
@@ -195,7 +207,7 @@ class CpuAttention(AttnProcessor):
         return attended if attn.rescale_output_factor == 1.0 else attended / attn.rescale_output_factor
 
 
-_MODELS = "ppdiffusers.models"
+_MODELS, _SINGLE = "ppdiffusers.models", "ppldm.networks.transformers.single_stream"
 _FORWARDS = {  # by the names of classes, which are imported only where a network has them
     "paddle.nn.layer.conv.Conv2D": _conv2d,
     f"{_MODELS}.lora.LoRACompatibleConv": _conv2d,
@@ -210,5 +222,7 @@ _FORWARDS = {  # by the names of classes, which are imported only where a networ
     f"{_MODELS}.resnet.ResnetBlock2D": _resnet,
     f"{_MODELS}.resnet.Downsample2D": _downsample,
     f"{_MODELS}.uvit_t2i.Attention": _uvit_attention,
+    f"{_SINGLE}.RMSNorm": _rms_norm,
+    f"{_SINGLE}.Attend": _attend,
     "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertAttention": _ldmbert_attention,
 }

@@ -357,8 +357,17 @@ def layer_norm(x, weight, bias, epsilon: float):
     if weight is None:
         weight, bias = paddle.ones(x.shape[-1:], x.dtype), paddle.zeros(x.shape[-1:], x.dtype)
     _require(weight.shape == bias.shape == x.shape[-1:], x.shape, weight.shape)
+    return _row_norm(x, weight, bias, epsilon, 1.0)
+
+
+def rms_norm(x, weight, epsilon: float):
+    """Over the last axis: `layer_norm` without a mean and a bias."""
+    return _row_norm(x, weight, paddle.zeros_like(weight).detach(), epsilon, 0.0)
+
+
+def _row_norm(x, weight, bias, epsilon: float, centred: float):
     rows = prod(x.shape[:-1])
-    return _Norm.apply(x, weight, bias, None, "layer_norm", (rows, x.shape[-1]), rows, epsilon)
+    return _Norm.apply(x, weight, bias, None, "layer_norm", (rows, x.shape[-1]), rows, epsilon, centred)
 
 
 class _Activation(PyLayer):

@@ -1,9 +1,11 @@
-"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and micro_diffusion's MicroDiT.
+"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and two of ppldm's own classes.
 
-`transform` is the forward of all. It gives what ppdiffusers' own gives, to the bit, and takes two things more. With
-`kept`, all other patches leave the sequence once they have their positions, and in a MicroDiT once they were mixed,
+`transform` is the forward of all. Of ppdiffusers' it gives what their own gives, to the bit, and takes two things more.
+With `kept`, all other patches leave the sequence once they have their positions, in a MicroDiT once they were mixed,
 which is what makes a step cheaper. And a UViT takes latents of any sides: its table of positions is resampled to them.
 """
+
+from pkgutil import resolve_name
 
 import paddle
 from paddle import nn
@@ -13,10 +15,11 @@ from ppdiffusers import Transformer2DModel, UViTT2IModel
 from ppdiffusers.models.attention_processor import Attention, AttnProcessor
 from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timestep_embedding
 
+from ..config_fields import CLASSES
 from ..configs import is_uvit, table_of
 from ..latent_diffusion import LatentDiffusionModel
 from ..model import Loss, token_mask
-from .microdit import Grid, MicroDiT, grid_of, take_patches
+from .microdit import Grid, grid_of, take_patches
 
 _MASKED = -10000.0  # added to the scores of what is not attended to, as ppdiffusers does
 _NO_SIZES = {"resolution": None, "aspect_ratio": None}
@@ -61,8 +64,8 @@ class TransformerDiffusionModel(LatentDiffusionModel):
 def make_transformer(config: dict) -> nn.Layer:
     """The transformer of a completed config, as its class makes it; ppdiffusers' compute attention in float32 and the
     same on every device. What a class raises on a config that makes none passes through."""
-    if table_of("transformer", config) == "microdit":
-        return MicroDiT(**config)
+    if (own := CLASSES[table_of("transformer", config)]).startswith("ppldm."):
+        return resolve_name(own)(**config)
     if is_uvit(config):
         network = UViTT2IModel(**config)
         network.disable_xformers_memory_efficient_attention()
@@ -81,16 +84,16 @@ def make_transformer(config: dict) -> nn.Layer:
 
 def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None):
     """Noisy latents [B, C, h, w] at timesteps [B] or [1], under hidden states [B, L, D] of captions, to a prediction
-    [B, C, h, w]. mask: [B, L] int64, 0 where a DiT does not look. kept: [B, K] int64, the patches that are not left
+    [B, C, h, w]. mask: [B, L] int64, 0 where attention does not look. kept: [B, K] int64, the patches that are not left
     out, None for all; in place of others are zeros, or what a last convolution makes of zeros."""
     noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
     grid = grid_of(network, noisy)
     timesteps = timesteps.expand([noisy.shape[0]])
-    if isinstance(network, MicroDiT):
-        return network(noisy, timesteps, hidden, kept)
     if isinstance(network, UViTT2IModel):
         return _uvit(network, noisy, timesteps, hidden, grid, kept)
-    return _dit(network, noisy, timesteps, hidden, mask, grid, kept)
+    if isinstance(network, Transformer2DModel):
+        return _dit(network, noisy, timesteps, hidden, mask, grid, kept)
+    return network(noisy, timesteps, hidden, kept=kept, **({} if mask is None else {"mask": mask}))
 
 
 def _uvit(network: UViTT2IModel, noisy, timesteps, hidden, grid: Grid, kept):
