@@ -172,6 +172,14 @@ class Process:
             return scales[0] * noise - scales[1] * latents
         return latents if self.prediction_type == "sample" else noise - latents
 
+    def picture(self, predicted, noisy, scales):
+        """The x_0 that a prediction says of x_t: the inverse of `target`."""
+        if self.prediction_type == "epsilon":
+            return (noisy - scales[1] * predicted) / scales[0]
+        if self.prediction_type == "v_prediction":
+            return scales[0] * noisy - scales[1] * predicted
+        return predicted if self.prediction_type == "sample" else noisy - scales[1] * predicted
+
 
 def sampling_settings(scheduler: dict) -> dict:
     """The settings of a stored scheduler that say how to sample, those that it has."""

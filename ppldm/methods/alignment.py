@@ -58,6 +58,7 @@ class Alignment(Method):
         return {_PIXELS: Control(Crop())}
 
     def attach(self, model, seed):
+        from ..networks.model import Component, freeze
         from .parts import blocks_of, keep_output, make_projector, width_of
 
         if model.denoiser_name == "unet":
@@ -72,13 +73,12 @@ class Alignment(Method):
         keep_output(layer, model.taps, _TAP)
         features = model.vae.config.block_out_channels[-1]
         if self.features != _OWN:
-            from ..networks.model import freeze
             from ..weights.losses import load_dinov2
 
             model.taps[_NETWORK] = network = load_dinov2(self.features)
             freeze(network)
             features = network.config["width"]
-        return {"alignment_projector": make_projector(width, features, seed)}
+        return {"alignment_projector": Component(make_projector(width, features, seed), trained=True)}
 
     def term(self, model, step):
         from paddle.nn import functional as F

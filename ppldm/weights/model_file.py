@@ -29,6 +29,7 @@ _TOKENIZER_SETTINGS = ("do_lower_case", "pad_token")
 _VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
 _OF_METHODS = {"projector": "Projector"}  # likewise; `ppldm.methods`
+TEACHER = "_teacher"  # likewise, behind the name of what learns from it
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def describe(family: str, components: dict[str, Component], process=None, tokeni
 
 def kind_of(family: Family, name: str) -> str | None:
     """The kind of a component, an adapter's too, as `Family.components` says it; None for one that is not known."""
-    return family.components.get(name) or (_ADAPTERS | _OF_METHODS).get(name.rpartition("_")[2])
+    return family.components.get(name.removesuffix(TEACHER)) or (_ADAPTERS | _OF_METHODS).get(name.rpartition("_")[2])
 
 
 def class_of(kind: str, config: dict) -> str:
