@@ -36,16 +36,6 @@ def time_at(process, log_snr: float) -> float:
     return float(np.interp(-log_snr, -levels[finite], np.flatnonzero(finite)))
 
 
-def picture_of(predicted, noisy, scales: tuple[float, float], prediction_type: str):
-    """x_0 of what the network gives at x_t of scales (a, s)."""
-    a, s = scales
-    if prediction_type == "epsilon":
-        return (noisy - s * predicted) / a
-    if prediction_type == "v_prediction":
-        return a * noisy - s * predicted
-    return predicted if prediction_type in ("sample", "flow_sample") else noisy - s * predicted
-
-
 @paddle.no_grad()
 def curve_of(model, batches: list[dict]) -> np.ndarray:
     """The mean squared error of x_0 at each of `LOG_SNR`, float64, over the rows of `batches` (`held_out_batches`)."""
@@ -58,7 +48,8 @@ def curve_of(model, batches: list[dict]) -> np.ndarray:
             scales = scales_at(log_snr, process.is_flow)
             noisy = scales[0] * latents + scales[1] * noise
             time = paddle.full([1], time_at(process, log_snr), "float32")
-            found = picture_of(model.denoise(noisy, time, **condition), noisy, scales, process.prediction_type)
+            output = process.prediction(model.denoise(noisy, time, **condition), noisy, scales[1])
+            found = process.picture(output, noisy, scales)
             errors[number] += float((found - latents).square().mean()) * len(latents) / rows
     return errors
 

@@ -11,6 +11,7 @@ dpm-solver++    Lu et al. 2022 (arXiv:2211.01095), second order, multi-step
 dpm-solver++-sde the same of the stochastic equation
 unipc           Zhao et al. 2023 (arXiv:2302.04867), second order, with a corrector
 flow-euler      Euler's method along rectified flow (Esser et al. 2024, arXiv:2403.03206), of models of flow
+lcm             Luo et al. 2023 (arXiv:2310.04378), of models that learned to draw in few steps (`methods.consistency`)
 
 No paddle is needed here, so that what is wrong is said before anything is loaded.
 """
@@ -24,12 +25,12 @@ from ..utils.errors import ConfigError, ModelError
 from ..utils.text import did_you_mean
 from .process import TIMESTEP_SPACINGS, Process
 
-FLOW_EULER = "flow-euler"
+FLOW_EULER, LCM = "flow-euler", "lcm"
 SAMPLERS = ("ddim", "ddpm", "pndm", "lms", "euler", "euler-ancestral", "heun", "dpm-solver++", "dpm-solver++-sde",
-            "unipc", FLOW_EULER)  # fmt: skip
+            "unipc", FLOW_EULER, LCM)  # fmt: skip
 ALIASES = {"euler-a": "euler-ancestral", "euler-ancest": "euler-ancestral"}
 SIGMA_SCHEDULES = ("karras", "exponential")
-STOCHASTIC = ("ddpm", "euler-ancestral", "dpm-solver++-sde")
+STOCHASTIC = ("ddpm", "euler-ancestral", "dpm-solver++-sde", LCM)
 # Those whose classes of diffusers do not take a prediction of the picture.
 _WITHOUT_SAMPLE = ("pndm", "euler-ancestral")
 _WITH_SIGMAS = ("lms", "euler", "euler-ancestral", "heun", "dpm-solver++", "dpm-solver++-sde", "unipc")
@@ -130,8 +131,8 @@ class Drawing:
             raise ConfigError(f"--eta {self.eta:g} is for the sampler ddim, and {sampler} has none; omit it")
         if self.cfg_zero and sampler != FLOW_EULER:
             raise ConfigError(f"--cfg_zero scales the direction of flow, and {sampler} is for other models; omit it")
-        if self.timestep_spacing and sampler == FLOW_EULER:
-            raise ConfigError(f"--timestep_spacing is not for {FLOW_EULER}, whose steps its shift spaces; omit it")
+        if self.timestep_spacing and sampler in (FLOW_EULER, LCM):
+            raise ConfigError(f"--timestep_spacing is not for {sampler}, which spaces its steps itself; omit it")
         if self.sigma_schedule and sampler not in _WITH_SIGMAS:
             raise ConfigError(
                 f"the sampler {sampler} takes no {self.sigma_schedule} sigmas; use {' or '.join(_WITH_SIGMAS)}"
@@ -197,10 +198,9 @@ def usual_strength(image, mask) -> float:
 
 def samplers_of(process: Process, usual: str | None = None) -> list[str]:
     """The samplers that draw what such a model predicts, its default first: `usual`, where it says one."""
-    if process.is_flow:
-        return [FLOW_EULER]
     unfit = (FLOW_EULER, *(_WITHOUT_SAMPLE if process.prediction_type == "sample" else ()))
-    return sorted((name for name in SAMPLERS if name not in unfit), key=lambda name: name != usual)
+    fit = [FLOW_EULER, LCM] if process.is_flow else [name for name in SAMPLERS if name not in unfit]
+    return sorted(fit, key=lambda name: name != usual)
 
 
 def choose_sampler(sampler: str | None, process: Process) -> str:

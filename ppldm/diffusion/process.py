@@ -183,6 +183,19 @@ class Process:
         that it is, float32 like x_t, with sigma_t broadcasting against it."""
         return (noisy - output) / sigma.clip(_LEAST_SIGMA) if self.prediction_type == FLOW_SAMPLE else output
 
+    def picture(self, predicted, noisy, scales):
+        """The x_0 that a prediction says of x_t: the inverse of `target`."""
+        if self.prediction_type == "epsilon":
+            return (noisy - scales[1] * predicted) / scales[0]
+        if self.prediction_type == "v_prediction":
+            return scales[0] * noisy - scales[1] * predicted
+        if self.prediction_type == FLOW_SAMPLE:
+            sigma = scales[1]
+            return noisy - predicted * (
+                sigma.clip(_LEAST_SIGMA) if hasattr(sigma, "clip") else max(sigma, _LEAST_SIGMA)
+            )
+        return predicted if self.prediction_type == "sample" else noisy - scales[1] * predicted
+
 
 def sampling_settings(scheduler: dict) -> dict:
     """The settings of a stored scheduler that say how to sample, those that it has."""

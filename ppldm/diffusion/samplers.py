@@ -15,7 +15,7 @@ from ppdiffusers import DDIMScheduler, PNDMScheduler
 
 from ..utils.errors import ConfigError
 from .drawing import FLOW_EULER, Drawing
-from .process import PUBLISHED_SAMPLING, Process
+from .process import PUBLISHED_SAMPLING, Process, add_noise
 
 # Sigma is infinite where abar is 0: diffusers puts this in its place.
 _LEAST_ALPHA_BAR = 2.0**-24
@@ -157,7 +157,7 @@ class OverSigmas:
 
     def __init__(self, process: Process, drawing: Drawing, stored: dict):
         """Raises ConfigError for a ladder with equal sigmas, where the method cannot take them."""
-        self.stored, self.prediction_type = stored, process.prediction_type
+        self.stored, self.process = stored, process
         self.begin, self.position, self.past = 0, 0, []
         timesteps, sigmas, self.initial_scale = self.ladder(process, drawing)
         if self.whole_steps and (np.diff(sigmas) >= 0).any():
@@ -197,9 +197,9 @@ class OverSigmas:
 
     def picture(self, predicted, latents, sigma: float):
         """x_0 of a prediction."""
-        if self.prediction_type == "epsilon":
+        if self.process.prediction_type == "epsilon":
             return latents - sigma * predicted
-        if self.prediction_type == "v_prediction":
+        if self.process.prediction_type == "v_prediction":
             return latents / (sigma**2 + 1) - predicted * (sigma / (sigma**2 + 1) ** 0.5)
         return predicted
 
@@ -293,13 +293,7 @@ class DPMSolver(OverSigmas):
 
     def picture(self, predicted, latents, sigma: float):
         """x_0 of a prediction, within bounds where the model asks for them."""
-        a, s = self.scales(sigma)
-        if self.prediction_type == "epsilon":
-            picture = (latents - s * predicted) / a
-        elif self.prediction_type == "v_prediction":
-            picture = a * latents - s * predicted
-        else:
-            picture = predicted
+        picture = self.process.picture(predicted, latents, self.scales(sigma))
         return self._threshold(picture) if self.stored.get("thresholding") else picture
 
     def _threshold(self, picture):
@@ -391,6 +385,40 @@ class FlowEuler(Euler):
         return latents + (below - sigma) * picture
 
 
+def consistency(process: Process, predicted, noisy, scales, timesteps):
+    """c_skip x_t + c_out x_0 of a prediction: where the way from x_t ends by a consistency model, at timestep 0 x_t.
+    The factors are those of latent consistency models, by diffusers 0.31: u = 10 t, deviation 1/2 of data."""
+    time = timesteps * 10.0
+    square = time * time + 0.25
+    return 0.25 / square * noisy + time / square**0.5 * process.picture(predicted, noisy, scales)
+
+
+class LatentConsistency(OverSigmas):
+    """x_0 by a consistency model, then down to a lower level with fresh noise, and again (Luo et al. 2023,
+    arXiv:2310.04378); evenly over 50 levels, or as many as there are steps. Its `sigmas` are the levels' numbers, and
+    -1 for the end."""
+
+    is_stochastic = True
+
+    def ladder(self, process: Process, drawing: Drawing):
+        count = min(max(50, drawing.num_inference_steps), process.num_levels)
+        grid = np.arange(count, 0, -1) * (process.num_levels // count) - 1
+        places = grid[np.linspace(0, count, drawing.num_inference_steps, endpoint=False).astype(np.int64)]
+        return process.times(places, process.levels()[places]), np.append(places, -1), 1.0
+
+    def scales(self, sigma: float) -> tuple[float, float]:
+        return self.process.scales(float(self.process.levels()[int(sigma)]))
+
+    def scale_input(self, latents):
+        return latents
+
+    def picture(self, predicted, latents, sigma: float):
+        return consistency(self.process, predicted, latents, self.scales(sigma), sigma)
+
+    def move(self, picture, latents, sigma, below, noise):
+        return picture if below < 0 else add_noise(picture, noise, self.scales(below))
+
+
 _OVER_SIGMAS: dict[str, type[OverSigmas]] = {
     "lms": LinearMultistep,
     "euler": Euler,
@@ -400,6 +428,7 @@ _OVER_SIGMAS: dict[str, type[OverSigmas]] = {
     "dpm-solver++-sde": StochasticDPMSolver,
     "unipc": UniPC,
     FLOW_EULER: FlowEuler,
+    "lcm": LatentConsistency,
 }
 
 

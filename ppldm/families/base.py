@@ -142,6 +142,8 @@ def check_family(config, data, arguments) -> None:
     unsupported = dict.fromkeys(family.unsupported, family.plural)
     for method in config.chosen_methods() if hasattr(config, "chosen_methods") else ():
         unsupported |= dict.fromkeys(method.unsupported(config), f"--methods {method.name}")
+        if arguments.optimizer == "muon" and not method.with_muon:
+            raise ConfigError(f"--optimizer muon is not for --methods {method.name}; omit either")
     for name, whose in unsupported.items():
         if getattr(arguments, name):
             raise ConfigError(f"--{name} is not supported for {whose}; omit it")

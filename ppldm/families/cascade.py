@@ -126,7 +126,6 @@ class CascadeStage(TextToImage):
     def make(self, config: CascadeSettings, data, seed: int, tokenizer):
         import paddle
 
-        from ..diffusion.drawing import Drawing
         from ..diffusion.process import Process
         from .ldm_build import make_parts
 
@@ -135,7 +134,6 @@ class CascadeStage(TextToImage):
             process = Process.of(config.schedule(data.resolution), config.weighting())
             model = resolve_name(f"ppldm.networks.cascade.{self.model}")(**parts, process=process)
         model.end_id = tokenizer.end_id
-        model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
         model.inputs = self.inputs(config, configs, model.process)
         return model
 

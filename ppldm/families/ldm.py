@@ -15,6 +15,7 @@ from typing import ClassVar
 from ..config.network_files import DEFAULT_MODEL, DEFAULT_TOKENIZER, DEFAULT_VAE, KNOWN_MODELS
 from ..config.option import Needs, Positive, option
 from ..data.text.tokenizer import load_tokenizer
+from ..diffusion.drawing import Drawing
 from ..networks.configs import (
     check_fit,
     check_sizes_taken,
@@ -115,6 +116,7 @@ class TextToImage(Family):
         tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
         model = self.make(config, data, seed, tokenizer)
         model.tokenizer = tokenizer
+        model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
         if config.trains_adapters:
             from ..networks.adapters import adapt
 

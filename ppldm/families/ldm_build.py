@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 import paddle
 
 from ..data.inputs import Input, Moments, Normals, Pixels, Sizes, TextEmbeddings, Tokens, Uncached
-from ..diffusion.drawing import Drawing, drawing_of, kept_of, samplers_of
+from ..diffusion.drawing import drawing_of, kept_of, samplers_of
 from ..diffusion.process import Process, sampling_settings
 from ..networks.build import resize_text_encoder
 from ..networks.configs import (
@@ -46,7 +46,7 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
     `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
     with paddle.utils.unique_name.guard():
         get_logger().info("building the model")
-        asked, said, weights = Drawing(**arguments.kept()), {}, None
+        said, weights = {}, None
         schedule = PUBLISHED_SCHEDULE
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
@@ -57,8 +57,10 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
             unsaid = {name: getattr(type(arguments), name) for name in now} | {"timestep_shift": 1.0}
             before = unsaid | weights.metadata | schedule
             for name in (name for name in now if before[name] != now[name]):
-                get_logger().warning("%s was trained with %s %s and goes on with %s",
-                                     arguments.model_name_or_path, name, before[name], now[name])  # fmt: skip
+                what = f"{arguments.model_name_or_path} was trained with {name} {before[name]}"
+                if any(method.is_whole_loss for method in arguments.chosen_methods()):
+                    raise ConfigError(f"{what}, and --methods {arguments.methods[0]} learns from it; set --{name} so")
+                get_logger().warning("%s and goes on with %s", what, now[name])
             said = kept_of(weights.metadata)
         parts = make_parts(get_family(arguments.family), arguments, vocab_size, seed, weights)[0]
         attending = [parts[kind] for kind in (arguments.denoiser, CONTROLNET) if kind in parts]
@@ -75,7 +77,7 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
         model = _class_of(parts)(process, sampling_settings(schedule), not arguments.trains_text_encoder, **parts)
         if chosen and said.get("sampler") not in samplers_of(process):
             said.pop("sampler", None)  # of what it predicted before
-        model.usual = asked.fit(process, drawing_of(said, process, arguments.model_name_or_path))
+        model.usual = drawing_of(said, process, arguments.model_name_or_path)
         text_width = hidden_width(config_of("text_encoder", model.text_encoder))
         model.inputs = inputs_of(arguments, model.vae.config, text_width, process)
         return model

@@ -59,6 +59,7 @@ class Alignment(Method):
 
     def attach(self, model, seed):
         from ..networks.configs import is_pixels
+        from ..networks.model import Component, freeze
         from .parts import blocks_of, keep_output, make_projector, width_of
 
         if model.denoiser_name == "unet":
@@ -72,7 +73,6 @@ class Alignment(Method):
             layer, width = blocks[(self.block or (len(blocks) + 1) // 2) - 1], width_of(model.transformer)
         keep_output(layer, model.taps, _TAP)
         if self.features != _OWN:
-            from ..networks.model import freeze
             from ..weights.losses import load_dinov2
 
             model.taps[_NETWORK] = network = load_dinov2(self.features)
@@ -82,7 +82,7 @@ class Alignment(Method):
             raise ConfigError("--methods alignment: pixels have no VAE with features; give features=FOLDER of DINOv2")
         else:
             features = model.vae.config.block_out_channels[-1]
-        return {"alignment_projector": make_projector(width, features, seed)}
+        return {"alignment_projector": Component(make_projector(width, features, seed), trained=True)}
 
     def term(self, model, step):
         from paddle.nn import functional as F

@@ -9,20 +9,24 @@ recipe names (docs/extending.md says how to add one).
 import importlib
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..data.inputs import Input
 from ..utils.errors import ConfigError
 from ..utils.text import did_you_mean
 
 if TYPE_CHECKING:
-    from ..networks.model import Step
+    from ..networks.model import Component, Step
 
 
 class Method:
-    """Base of all methods: it does nothing. denoisers: the components whose networks it can look into; () for all."""
+    """Base of all methods: it does nothing. denoisers: the components whose networks it can look into; () for all.
+    is_whole_loss: its term stands for all others; the model goes on from one that is trained, by the same noise
+    schedule and prediction. with_muon: whether it can be."""
 
     denoisers: ClassVar[tuple[str, ...]] = ()
+    is_whole_loss: ClassVar[bool] = False
+    with_muon: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -40,9 +44,9 @@ class Method:
         """What else a batch must hold, by names that no model has; `taps` has it in a step."""
         return {}
 
-    def attach(self, model, seed: int) -> dict[str, Any]:
-        """Make the model ready: taps, buffers that a checkpoint keeps; returns networks that are trained with it, by
-        names of their own, which are saved and averaged and not exported."""
+    def attach(self, model, seed: int) -> dict[str, "Component"]:
+        """Make the model ready: taps, buffers that a checkpoint keeps, how it is drawn (`usual`); returns networks by
+        names of their own, which are not exported: those that are trained are saved and averaged."""
         return {}
 
     def term(self, model, step: "Step"):
@@ -103,5 +107,5 @@ def attach_methods(model, methods: tuple[Method, ...], seed: int) -> None:
         model.inputs, model.method_inputs = {**model.inputs, **inputs}, (*model.method_inputs, *inputs)
         parts = method.attach(model, seed)
         for name, part in parts.items():
-            model.add_sublayer(name, part)
+            model.add_sublayer(name, part.layer)
         model.method_parts = {**model.method_parts, **parts}

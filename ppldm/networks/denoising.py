@@ -109,10 +109,10 @@ class DenoisingModel(Model):
             encoded = paddle.to_tensor(self.keep_moments(uncached[:, 1:].numpy(), encoded.numpy()))
         return paddle.scatter(moments, places, encoded)
 
-    def denoising_loss(self, predict, latents, timesteps, noise, input_noise=None, seen=None) -> Loss:
+    def denoising_loss(self, predict, latents, timesteps, noise, input_noise=None, seen=None, told=None) -> Loss:
         """Mean squared error between prediction and target, weighted by timestep where asked for. predict: of x_t [B,
         C, h, w] and the levels [B]. seen: of both, what counts, where that is not all. With `input_noise`, x_t is made
-        with it and the target with `noise`: input perturbation, Ning et al. 2023 (arXiv:2301.11706)."""
+        with it and the target with `noise`: input perturbation, Ning et al. 2023 (arXiv:2301.11706). told: `Step`'s."""
         level = self.levels[timesteps]
         scales = self.process.scales(level.reshape([-1, 1, 1, 1]))
         noisy = add_noise(latents, noise, scales)
@@ -131,10 +131,11 @@ class DenoisingModel(Model):
             value = (weights * F.mse_loss(predicted, target, reduction="none").mean([1, 2, 3])).mean()
         if not (self.methods and self.training):
             return Loss(value, errors, levels)
-        step = Step(latents, noise, scales, predicted, target, seen or (lambda whole: whole))
-        terms = [term for method in self.methods if (term := method.term(self, step)) is not None]
+        step = Step(latents, noise, scales, predicted, target, seen or (lambda whole: whole), timesteps, told or {})
+        terms = [] if any(method.is_whole_loss for method in self.methods) else [value]
+        terms += [term for method in self.methods if (term := method.term(self, step)) is not None]
         told = [method.sums(self, step) for method in self.methods if method.num_sums(self)]
-        return Loss(paddle.add_n([value, *terms]), errors, levels, paddle.concat(told) if told else None)
+        return Loss(paddle.add_n(terms), errors, levels, paddle.concat(told) if told else None)
 
     def weights_of(self, timesteps):
         """The weight [B] of each sample's error, None where all are 1. Learned ones are only of the training."""

@@ -135,9 +135,9 @@ class LatentDiffusionModel(DenoisingModel):
             noisy, timesteps, **self.condition(input_ids, text_embeddings), **self.size_condition(sizes)
         )
 
-    def denoise(self, noisy, timesteps, **condition):
-        """The UNet's output [B, C, h, w] for x_t, under what `condition` and `size_condition` give."""
-        return self.denoiser(noisy, timesteps, **condition).sample
+    def denoise(self, noisy, timesteps, *, by=None, **condition):
+        """The UNet's output [B, C, h, w] for x_t, under what `condition` and `size_condition` give. by: another one."""
+        return (by or self.denoiser)(noisy, timesteps, **condition).sample
 
     def forward(self, input_ids, timesteps, noise, posterior_noise=None, input_noise=None, seen=None, **told) -> Loss:
         """The `denoising_loss` of latents under captions. told: what `latents` and `predict` take besides, by name."""
@@ -148,4 +148,5 @@ class LatentDiffusionModel(DenoisingModel):
         def predicted(noisy, level):
             return predict(noisy, self.process.times(timesteps, level), input_ids, **told)
 
-        return self.denoising_loss(predicted, latents, timesteps, noise, input_noise, seen)
+        all_told = {"input_ids": input_ids, **told}
+        return self.denoising_loss(predicted, latents, timesteps, noise, input_noise, seen, all_told)

@@ -29,7 +29,8 @@ class Loss(NamedTuple):
 
 class Step(NamedTuple):
     """What a method may look at: latents, noise [B, C, h, w], scales (a, s) [B, 1, 1, 1] of x_t = a x_0 + s noise,
-    and what was predicted, float32 like its target, of the places that count, which `seen` takes of [B, C, h, w]."""
+    and what was predicted, float32 like its target, of the places that count, which `seen` takes of [B, C, h, w].
+    timesteps [B] int64. told: what `predict` is told besides, by name."""
 
     latents: paddle.Tensor
     noise: paddle.Tensor
@@ -37,6 +38,8 @@ class Step(NamedTuple):
     predicted: paddle.Tensor
     target: paddle.Tensor
     seen: Callable
+    timesteps: paddle.Tensor
+    told: dict
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Model(nn.Layer):
     ends an empty caption, where its hidden states are zeros. keep_moments: keeps what is computed of pixels: (places
     int64 [M, 3], moments [M, 2, C, h, w]) to moments as they will be read again. adapters: what is trained in place of
     its networks. num_updates: how many updates are done. compiled_predict: what training calls in place of `predict`,
-    if set. methods: of `ppldm.methods`, what they train beside the networks (method_parts), and what they look at in a
+    if set. methods: of `ppldm.methods`, the networks that they have besides (method_parts), and what they look at in a
     step (taps): outputs of layers, and their own inputs (method_inputs)."""
 
     process = None
@@ -82,7 +85,7 @@ class Model(nn.Layer):
     num_updates: int = 0
     adapters: Mapping[str, nn.Layer] = MappingProxyType({})
     methods: tuple = ()
-    method_parts: Mapping[str, nn.Layer] = MappingProxyType({})
+    method_parts: Mapping[str, Component] = MappingProxyType({})
     method_inputs: tuple[str, ...] = ()
     taps: dict[str, Any] = {}
 
@@ -93,8 +96,8 @@ class Model(nn.Layer):
 
     @property
     def components(self) -> dict[str, Component]:
-        """The networks, and what methods train; with adapters these too, in float32, and nothing else is trained."""
-        networks = self.networks | {name: Component(part, trained=True) for name, part in self.method_parts.items()}
+        """The networks, and those of methods; with adapters these too, in float32, and nothing else is trained."""
+        networks = {**self.networks, **self.method_parts}
         if not self.adapters:
             return networks
         adapted = {name: replace(one, trained=False, adapted=one.trained) for name, one in networks.items()}
@@ -105,8 +108,9 @@ class Model(nn.Layer):
 
     @property
     def unsaved(self) -> tuple[str, ...]:
-        """The components that a checkpoint does not hold: the base of adapters."""
-        return tuple(self.networks) if self.adapters else ()
+        """The components that a checkpoint does not hold: the base of adapters, and what methods keep as it was."""
+        kept = tuple(name for name, one in self.method_parts.items() if not one.trained)
+        return (*self.networks, *kept) if self.adapters else kept
 
     def freeze(self) -> None:
         """To be called once all components are there: those that are not trained get no gradients."""

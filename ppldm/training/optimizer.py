@@ -45,7 +45,8 @@ def build_optimizer(
     scale = global_batch_size / arguments.lr_batch_size if arguments.scale_lr else 1.0
     for name, parameter in parameters.items():
         component = name.partition(".")[0]
-        parameter.optimize_attr["learning_rate"] = ratios.get(component, 1.0)
+        own = parameter.optimize_attr.get("rate_factor", 1.0)  # of `methods.mup`
+        parameter.optimize_attr["learning_rate"] = ratios.get(component, 1.0) * own
         parameter.optimize_attr["clip_group"] = component if component in clipped_alone else ""
     warmup_steps = arguments.warmup_steps or math.ceil(arguments.warmup_ratio * max_steps)
     for text in describe_limits(arguments, arguments.learning_rate * scale, warmup_steps, max_steps):

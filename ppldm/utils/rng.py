@@ -49,6 +49,7 @@ class Stream(IntEnum):
     SAMPLE_DECODER = 58
     PROMPT_WILDCARD = 60
     ROUTE = 61
+    GUIDANCE = 70
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

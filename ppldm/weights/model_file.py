@@ -31,6 +31,7 @@ _TOKENIZERS = {"merges.txt": "CLIPTokenizer", "vocab.txt": "BertTokenizer"}  # b
 _TOKENIZERS |= dict.fromkeys(("spiece.model", "tokenizer.json"), "T5Tokenizer")
 _ADAPTERS = {"lora": "LoraAdapter", "tokens": "TokensAdapter"}  # by the end of their names
 _OF_METHODS = {"projector": "Projector"}  # likewise; `ppldm.methods`
+TEACHER = "_teacher"  # likewise, behind the name of what learns from it
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def describe(family: str, components: dict[str, Component], process=None, tokeni
 
 def kind_of(family: Family, name: str) -> str | None:
     """The kind of a component, an adapter's too, as `Family.components` says it; None for one that is not known."""
-    return family.components.get(name) or (_ADAPTERS | _OF_METHODS).get(name.rpartition("_")[2])
+    return family.components.get(name.removesuffix(TEACHER)) or (_ADAPTERS | _OF_METHODS).get(name.rpartition("_")[2])
 
 
 def class_of(kind: str, config: dict) -> str:

@@ -28,7 +28,7 @@ def test_a_perfect_prediction_is_the_picture_whatever_the_target(kind, schedule)
         assert np.log(a**2 / s**2) == pytest.approx(log_snr)
         assert (a + s if process.is_flow else a**2 + s**2) == pytest.approx(1)
         target = process.target(latents, noise, (a, s))
-        found = currency.picture_of(target, a * latents + s * noise, (a, s), kind)
+        found = process.picture(target, a * latents + s * noise, (a, s))
         np.testing.assert_allclose(found, latents, atol=1e-9)
 
 

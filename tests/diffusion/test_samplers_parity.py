@@ -37,6 +37,7 @@ CLASSES = {
     "dpm-solver++": (diffusers.DPMSolverMultistepScheduler, {"algorithm_type": "dpmsolver++", **_DPM}),
     "dpm-solver++-sde": (diffusers.DPMSolverMultistepScheduler, {"algorithm_type": "sde-dpmsolver++", **_DPM}),
     "unipc": (diffusers.UniPCMultistepScheduler, {"solver_order": 2}),
+    "lcm": (diffusers.LCMScheduler, {"clip_sample": False}),
 }
 MULTISTEP = ("dpm-solver++", "dpm-solver++-sde", "unipc")
 KINDS = [("epsilon", False), ("v_prediction", False), ("sample", False), ("v_prediction", True)]
@@ -45,7 +46,7 @@ TABLE = [
     for sampler in CLASSES
     for kind, zero_snr in KINDS
     for spacing in TIMESTEP_SPACINGS
-    if sampler in samplers_of(Process(prediction_type=kind))
+    if sampler in samplers_of(Process(prediction_type=kind)) and sampler != "lcm"
     # Which know no such schedule: pndm there as here, the others there.
     if not (zero_snr and sampler in ("pndm", "lms", "heun"))
 ]
@@ -87,7 +88,7 @@ def theirs_of(sampler, kind, zero_snr, spacing, num_steps, sigma_schedule=None, 
 
 def ours_of(sampler, kind, zero_snr, spacing, num_steps, sigma_schedule=None, **changes):
     process = Process(NoiseSchedule(rescale_betas_zero_snr=zero_snr, **changes), kind)
-    how = {"timestep_spacing": spacing, "sigma_schedule": sigma_schedule}
+    how = {"timestep_spacing": spacing if sampler != "lcm" else None, "sigma_schedule": sigma_schedule}
     return make_sampler(process, Drawing(num_steps, sampler=sampler, **how))
 
 
@@ -95,9 +96,9 @@ def draw_theirs(scheduler, sampler, monkeypatch, eta=1.0, dtype=np.float32) -> n
     latents = torch.tensor(noise_of(0).astype(dtype)) * scheduler.init_noise_sigma
     for number, timestep in enumerate(scheduler.timesteps, 1):
         noise = torch.tensor(noise_of(number))
-        monkeypatch.setattr(
-            "diffusers.schedulers.scheduling_euler_ancestral_discrete.randn_tensor", lambda *_, noise=noise, **__: noise
-        )
+        for name in ("euler_ancestral_discrete", "lcm"):
+            drawing = f"diffusers.schedulers.scheduling_{name}.randn_tensor"
+            monkeypatch.setattr(drawing, lambda *_, noise=noise, **__: noise)
         seen = scheduler.scale_model_input(latents, timestep)
         predicted = torch.tensor(predict(seen.numpy(), float(timestep)))
         more = {"eta": eta, "variance_noise": noise} if sampler in ("ddpm", "ddim-eta") else {}
@@ -157,6 +158,13 @@ def compare_runs(ours, theirs, sampler, zero_snr, num_steps, monkeypatch, beta_s
 def test_few_steps(sampler, kind, zero_snr, spacing, monkeypatch):
     for num_steps in FEW:
         compare(sampler, kind, zero_snr, spacing, num_steps, monkeypatch)
+
+
+@pytest.mark.parametrize("kind, zero_snr", KINDS)
+def test_few_steps_of_a_consistency_model(kind, zero_snr, monkeypatch):
+    """diffusers refuses more than 50."""
+    for num_steps in (1, 2, 3, 4, 6, 8, 13, 25, 50):
+        compare("lcm", kind, zero_snr, "leading", num_steps, monkeypatch)
 
 
 OTHERS = [

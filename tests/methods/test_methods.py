@@ -23,7 +23,7 @@ from ppldm.utils.errors import ConfigError
 from ppldm.weights.losses import load_dinov2
 from ppldm.weights.model_file import read_model_file
 
-NAMES = ["alignment", "contrastive_flow", "tread"]
+NAMES = ["alignment", "consistency", "contrastive_flow", "mup", "tread"]
 
 
 def attached(tiny, *words, **settings):
@@ -37,7 +37,8 @@ def attached(tiny, *words, **settings):
 def step_of(model, seed=0, batch=4, latents=None):
     rng = np.random.default_rng(seed)
     predicted, other, noise = (rng.standard_normal((batch, 4, 4, 4), np.float32) for _ in range(3))
-    levels = model.levels[paddle.to_tensor(rng.integers(0, 1000, batch))].reshape([-1, 1, 1, 1])
+    timesteps = paddle.to_tensor(rng.integers(0, 1000, batch))
+    levels = model.levels[timesteps].reshape([-1, 1, 1, 1])
     latents = paddle.to_tensor(other) if latents is None else latents
     scales = model.process.scales(levels)
     noise = paddle.to_tensor(noise)
@@ -48,6 +49,8 @@ def step_of(model, seed=0, batch=4, latents=None):
         paddle.to_tensor(predicted),
         model.process.target(latents, noise, scales),
         lambda whole: whole,
+        timesteps,
+        {},
     )
 
 

@@ -6,10 +6,15 @@ import shutil
 
 import pytest
 from sampling import ALL
+from tiny_model import write_base
 
 from ppldm.utils.errors import ConfigError
 from tests.families.test_laws import assert_close_run, assert_same_run, train
+from tests.methods.test_consistency import from_start
 
+STUDENT = ("consistency:guidance=3,skip=100",)
+# What the model says that a student starts from.
+OF_START = ("prediction_type", "beta_schedule", "rescale_betas_zero_snr", "timestep_shift", "size_conditioning")
 CHOICES = {
     "prediction_type": ("epsilon", "v_prediction", "sample", "flow", "flow_sample"),
     "beta_schedule": (None, None, "linear", "squaredcos_cap_v2", "cosine"),
@@ -27,6 +32,7 @@ CHOICES = {
         ("alignment", "contrastive_flow"),
         ("tread",),
         ("alignment:block=1",),
+        STUDENT,
     ),
     "optimizer": ("adamw", "muon"),
     "use_ema": (None, True),
@@ -59,6 +65,9 @@ def drawn(number: int) -> tuple[str, dict]:
 @pytest.mark.parametrize("number", range(COUNT) if ALL else random.Random(SEED).sample(range(COUNT), 3))
 def test_what_is_drawn_together_keeps_the_laws_or_is_refused_by_name(tiny, tmp_path, number):
     family, settings = drawn(number)
+    if settings["methods"] == STUDENT:
+        own = {name: value for name, value in settings.items() if name not in OF_START}
+        family, settings = "ldm", from_start(write_base(tiny), freeze_text_encoder=True) | own
     try:
         train(tiny, family, tmp_path / "straight", **settings)
     except ConfigError as error:

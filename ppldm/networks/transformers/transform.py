@@ -56,9 +56,9 @@ class TransformerDiffusionModel(LatentDiffusionModel):
 
         return super().forward(**batch, seen=seen, kept=kept_patches)
 
-    def denoise(self, noisy, timesteps, **condition):
+    def denoise(self, noisy, timesteps, *, by=None, **condition):
         """The transformer's output [B, C, h, w] for x_t; where patches are left out, it is of no meaning there."""
-        return transform(self.denoiser, noisy, timesteps, **condition)
+        return transform(by or self.denoiser, noisy, timesteps, **condition)
 
 
 def make_transformer(config: dict) -> nn.Layer:
