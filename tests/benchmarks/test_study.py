@@ -65,8 +65,9 @@ def test_the_curve_is_the_error_of_the_picture(kind):
 
 
 def test_what_tells_the_picture_itself_is_taken_at_its_word():
-    assert currency.picture_of(3.0, 1.0, (0.5, 0.5), "flow_sample") == 3.0
-    assert Process(prediction_type="flow_sample").is_flow
+    process, sigma = Process(prediction_type="flow_sample"), np.float64(0.5)
+    found = process.picture(process.prediction(3.0, 1.0, sigma), 1.0, (0.5, sigma))
+    assert found == pytest.approx(3.0) and process.is_flow
 
 
 def test_the_loss_is_the_error_of_the_velocity():
