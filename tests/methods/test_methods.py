@@ -179,7 +179,7 @@ def prepared(tiny, folder, name, *flags):
     return run
 
 
-@pytest.mark.parametrize("name", ["uvit", "dit", "microdit"])
+@pytest.mark.parametrize("name", ["uvit", "dit", "microdit", "single_stream"])
 def test_tokens_of_patches_are_aligned_with_those_of_dinov2(tiny, tmp_path, name):
     """Patch by patch, behind the block that is named; a crop is read beside latents too."""
     dinov2 = write_dinov2(tiny.folder)
