@@ -191,6 +191,11 @@ MICRODIT_CONFIG = {
     **{"sample_size": 4, "in_channels": 4, "patch_size": 2, "dim": 32, "depth": 3, "head_dim": 8, "multiple_of": 16},
     **{"caption_channels": 32, "patch_mixer_depth": 2, "patch_mixer_dim": 16, "num_experts": 3},
 }
+SD3_CONFIG = {
+    **{"sample_size": 4, "in_channels": 4, "out_channels": 4, "patch_size": 2, "num_layers": 2},
+    **{"num_attention_heads": 2, "attention_head_dim": 16, "joint_attention_dim": 72, "caption_projection_dim": 32},
+    **{"pooled_projection_dim": 64, "pos_embed_max_size": 6},
+}
 
 
 @dataclass(frozen=True)
@@ -261,7 +266,7 @@ def tiny(tmp_path_factory) -> Tiny:
     CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
     configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG,
                "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG, "cascade_c": CASCADE_C_CONFIG,
-               "cascade_b": CASCADE_B_CONFIG}  # fmt: skip
+               "cascade_b": CASCADE_B_CONFIG, "sd3": SD3_CONFIG}  # fmt: skip
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
     save_component(build_network("vae", read_new_config("vae", folder / "vae.json", ""), seed=1), folder / "vae")

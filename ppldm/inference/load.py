@@ -27,6 +27,7 @@ from ..weights.configs import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.fill import fill_component
 from ..weights.folders import CHECKPOINT, FOLDER, whole_model
 from ..weights.lora.merge import add_loras
+from ..weights.model_file import family_of
 from ..weights.source import open_model
 from ..weights.write import metadata_of
 from .beginning import check_sides
@@ -88,11 +89,10 @@ def load(
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
     model, metadata = build_model(weights, path), _read_metadata(weights, path)
     model.usual = drawing_of(metadata, model.process, path)
-    loaded = load_tokenizer(folder, metadata["model_max_length"])
+    loaded = family_of(weights.components).read_tokenizer(folder, weights.components, metadata)
     if lora:
         loaded.seen = None  # it was trained on further captions
-    model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
-    model.empty_end = (loaded.start, loaded.end_id) if metadata["empty_caption"] == "zeros" else None
+    model.read_by(loaded, metadata["mask_pad_tokens"], metadata["empty_caption"])
     autocast = use_dtype(model, dtype)
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}

@@ -23,6 +23,7 @@ CLASSES = {
     "uvit": "ppdiffusers.models.uvit_t2i.UViTT2IModel",
     "dit": "ppdiffusers.models.transformer_2d.Transformer2DModel",
     "microdit": "ppldm.networks.transformers.microdit.MicroDiT",
+    "sd3": "ppdiffusers.models.transformer_sd3.SD3Transformer2DModel",
     "vae": "ppdiffusers.models.autoencoder_kl.AutoencoderKL",
     "ldmbert": "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertConfig",
     "clip": "ppdiffusers.transformers.clip.configuration.CLIPTextConfig",
@@ -41,7 +42,7 @@ NETWORKS = {
     "ldmbert": "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertModel",
     "clip": f"{_ENCODERS}.CLIPTextModel",
     "t5": f"{_ENCODERS}.T5EncoderModel",
-    "projected_text_encoder": f"{_ENCODERS}.CLIPTextModelWithProjection",
+    **dict.fromkeys(("projected_text_encoder", "text_encoder_2"), f"{_ENCODERS}.CLIPTextModelWithProjection"),
     "image_encoder": f"{_ENCODERS}.CLIPVisionModelWithProjection",
     "PatchDiscriminator": "ppldm.networks.losses.PatchDiscriminator",
     "Lpips": "ppldm.networks.losses.Lpips",
@@ -62,6 +63,8 @@ REQUIRED = {
     "dit": f"{_PATCHES} num_layers num_attention_heads attention_head_dim cross_attention_dim caption_channels "
     "norm_type num_embeds_ada_norm",
     "microdit": f"{_PATCHES} dim depth head_dim caption_channels patch_mixer_depth patch_mixer_dim num_experts",
+    "sd3": f"{_PATCHES} num_layers num_attention_heads attention_head_dim joint_attention_dim caption_projection_dim "
+    "pooled_projection_dim pos_embed_max_size",
     "vae": "down_block_types up_block_types block_out_channels latent_channels",
     "ldmbert": "d_model encoder_layers encoder_attention_heads head_dim encoder_ffn_dim",
     "clip": _CLIP,

@@ -182,7 +182,8 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
     from requests.exceptions import RequestException
 
     wanted = [subfolder] if subfolder else [name for names in folders.values() for name in names]
-    extra = ["tokenizer"] * ("text_encoder" in folders) + ["scheduler"] * (not subfolder)
+    readers = (name for name in folders if name.startswith("text_encoder"))
+    extra = [name.replace("text_encoder", "tokenizer") for name in readers] + ["scheduler"] * (not subfolder)
     within = {name: f"{name}/" if name else "" for name in (*wanted, *extra)}
     patterns = [f"{folder}{small}" for folder in within.values() for small in _SMALL] + ["*.json"]
     asked = "/".join(filter(None, (repository, subfolder)))

@@ -35,11 +35,11 @@ from ppldm.weights.source import read_component
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
     *("autoencoder", "cascade_autoencoder", "cascade_controlnet", "cascade_decoder", "cascade_prior", "controlnet"),
-    *("dit", "ldm", "microdit", "stable_diffusion", "toy", "uvit"),
+    *("dit", "ldm", "microdit", "sd3", "stable_diffusion", "toy", "uvit"),
 )
 CASCADE = ("cascade_controlnet", "cascade_decoder", "cascade_prior")
 ADAPTERS = "ldm-adapters"  # low-rank layers and tokens of a frozen model
-TRANSFORMERS = ("dit", "microdit", "uvit")
+TRANSFORMERS = ("dit", "microdit", "sd3", "uvit")
 TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS)
 STEPS, BATCH = 4, 4
 CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
@@ -132,6 +132,12 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"text_encoder_config_file": tiny.config("clip"), "recompute": True, "prediction_type": "flow"},
             **{"empty_caption": "zeros", "use_ema": True, "train_text_encoder": True, "optimizer": "muon"},
             "methods": ("contrastive_flow",),
+        },
+        "sd3": {
+            **{"unet_config_file": None, "transformer_config_file": tiny.config("sd3"), "recompute": True},
+            **{"text_encoder_config_file": tiny.config("clip"), "text_encoder_2_config_file": tiny.config("clip")},
+            **{"timestep_shift": 3.0, "timestep_sampling": "logit_normal", "use_ema": True, "patch_masking": 0.25},
+            **{"image_logging_steps": 3, "stratified_timesteps": True, "empty_caption": "zeros"},
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]

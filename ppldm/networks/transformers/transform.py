@@ -1,4 +1,5 @@
-"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and micro_diffusion's MicroDiT.
+"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, micro_diffusion's MicroDiT, and
+Stable Diffusion 3's (`mmdit`).
 
 `transform` is the forward of all. It gives what ppdiffusers' own gives, to the bit, and takes two things more. With
 `kept`, all other patches leave the sequence once they have their positions, and in a MicroDiT once they were mixed,
@@ -13,7 +14,7 @@ from ppdiffusers import Transformer2DModel, UViTT2IModel
 from ppdiffusers.models.attention_processor import Attention, AttnProcessor
 from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timestep_embedding
 
-from ..configs import is_uvit, table_of
+from ..configs import is_sd3, is_uvit, table_of
 from ..latent_diffusion import LatentDiffusionModel
 from ..model import Loss, token_mask
 from .microdit import Grid, MicroDiT, grid_of, take_patches
@@ -63,6 +64,10 @@ def make_transformer(config: dict) -> nn.Layer:
     same on every device. What a class raises on a config that makes none passes through."""
     if table_of("transformer", config) == "microdit":
         return MicroDiT(**config)
+    if is_sd3(config):
+        from .mmdit import make_sd3
+
+        return make_sd3(config)
     if is_uvit(config):
         network = UViTT2IModel(**config)
         network.disable_xformers_memory_efficient_attention()
@@ -79,15 +84,20 @@ def make_transformer(config: dict) -> nn.Layer:
     return network
 
 
-def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None):
+def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None, pooled=None):
     """Noisy latents [B, C, h, w] at timesteps [B] or [1], under hidden states [B, L, D] of captions, to a prediction
     [B, C, h, w]. mask: [B, L] int64, 0 where a DiT does not look. kept: [B, K] int64, the patches that are not left
-    out, None for all; in place of others are zeros, or what a last convolution makes of zeros."""
+    out, None for all; in place of others are zeros, or what a last convolution makes of zeros. pooled [B, P]: of
+    captions, for Stable Diffusion 3's."""
     noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
     grid = grid_of(network, noisy)
     timesteps = timesteps.expand([noisy.shape[0]])
     if isinstance(network, MicroDiT):
         return network(noisy, timesteps, hidden, kept)
+    if pooled is not None:
+        from .mmdit import mmdit
+
+        return mmdit(network, noisy, timesteps, hidden, pooled, grid, kept)
     if isinstance(network, UViTT2IModel):
         return _uvit(network, noisy, timesteps, hidden, grid, kept)
     return _dit(network, noisy, timesteps, hidden, mask, grid, kept)
