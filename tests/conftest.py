@@ -197,6 +197,11 @@ SINGLE_STREAM_CONFIG = {
 }
 # By patches of 8 x 8 pixels: of more numbers (192) than the network is wide.
 SINGLE_STREAM_PIXELS_CONFIG = SINGLE_STREAM_CONFIG | {"in_channels": 3, "sample_size": 32, "patch_size": 8}
+SD3_CONFIG = {
+    **{"sample_size": 4, "in_channels": 4, "out_channels": 4, "patch_size": 2, "num_layers": 2},
+    **{"num_attention_heads": 2, "attention_head_dim": 16, "joint_attention_dim": 72, "caption_projection_dim": 32},
+    **{"pooled_projection_dim": 64, "pos_embed_max_size": 6},
+}
 
 
 @dataclass(frozen=True)
@@ -267,7 +272,7 @@ def tiny(tmp_path_factory) -> Tiny:
     CaptionTokenizer(build_vocab([row.caption for row in rows]), 12).save(folder / "tokenizer")
     configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG,
                "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG, "cascade_c": CASCADE_C_CONFIG,
-               "cascade_b": CASCADE_B_CONFIG, "single_stream": SINGLE_STREAM_CONFIG,
+               "cascade_b": CASCADE_B_CONFIG, "single_stream": SINGLE_STREAM_CONFIG, "sd3": SD3_CONFIG,
                "single_stream_pixels": SINGLE_STREAM_PIXELS_CONFIG}  # fmt: skip
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))

@@ -67,6 +67,7 @@ from .plan import (
 
 MOST_CROPS = 64
 _PASSING = "unreadable"  # of a row in a file of its own, which may be there the next time
+_Names = Annotated[list[str], {"nargs": "+", "metavar": "NAME"}]
 _Sides = Annotated[list[int], {"nargs": "+", "type": int, "metavar": "PIXELS"}]
 
 
@@ -85,6 +86,8 @@ def precompute(
     model_max_length: int = TextToImageSettings.model_max_length,  # as in training: tokens of a caption
     mask_pad_tokens: bool = False,  # as in training
     text_projection: bool = False,  # for Stable Cascade: the projected caption too, and the states before the last norm
+    omitted_text_encoders: _Names = (),  # as in training, of a Stable Diffusion 3, which is told of all text encoders
+    text_encoder_3_max_length: int = EmbeddingsRequest.text_encoder_3_max_length,  # as in training, of the same
     text_dtype: str = "float16",  # float16, bfloat16 or float32: how embeddings are stored; as --text_embeddings_dtype
     captions: str = "",  # embed these texts of a row, as --captions of training: caption:0.5,caption_blip:0.5
     caption_choice: str = "random",  # as in training: all of several captions under one name, or the first
@@ -125,7 +128,8 @@ def _precompute(asked: SimpleNamespace) -> None:
     if vae:
         requests.append(LatentsRequest(model=vae, dtype=asked.dtype, engine=engine, crops=crops, **own))
     if text_encoder:
-        names = ("tokenizer", "model_max_length", "mask_pad_tokens", "text_projection")
+        names = ("tokenizer", "model_max_length", "mask_pad_tokens", "text_projection", "omitted_text_encoders",
+                 "text_encoder_3_max_length")  # fmt: skip
         own |= {name: getattr(asked, name) for name in names}
         requests.append(EmbeddingsRequest(model=text_encoder, dtype=asked.text_dtype, captions=texts, **own))
     num_threads, num_workers = asked.num_workers or 1, check_workers(asked.num_workers)

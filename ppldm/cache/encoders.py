@@ -1,27 +1,31 @@
 """The frozen networks that `ppldm precompute` encodes with. From the load on this process computes exactly. Each batch
 has the full size, padded with black pictures or empty captions: what is computed of one depends on no other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import paddle
 
+from ..config.network_files import published_network
 from ..data.cached.key import EmbeddingsKey
 from ..data.text.tokenizer import load_tokenizer
 from ..networks.configs import (
     LABELS,
+    TEXT_ENCODERS,
     check_tokenizer_fit,
     downscale_factor,
     hidden_width,
     is_effnet,
     is_pixels,
+    is_sd3,
     is_shifted,
     table_of,
 )
 from ..networks.engine import use_engine
 from ..networks.model import encode_moments, hidden_states, join_caption, projected_caption
+from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import read_json_object
 from ..utils.log import get_logger, quiet_libraries
@@ -29,6 +33,7 @@ from ..utils.machine.devices import set_exactness
 from ..weights.components import ComponentWeights, encoder_digest, text_encoder_digest
 from ..weights.configs import CONFIG_FILES
 from ..weights.fill import fill_component
+from ..weights.model_file import TRANSFORMER, family_of, kind_of
 from ..weights.source import open_model, read_component
 
 
@@ -48,23 +53,19 @@ class PictureEncoder:
 
 class TextEncoder:
     """Captions, at most `batch_size`, to their last hidden states, float32 [n, L, D]: L is the key's
-    `model_max_length`. With a projection [n, L + 1, D], as `join_caption` says. key: without captions or part."""
+    `model_max_length`. With a projection [n, L + 1, D], as `join_caption` says. embed: tokens [n, L] to these. key:
+    without captions or part."""
 
     measured = False
 
-    def __init__(self, layer, width: int, tokenizer, key: EmbeddingsKey, batch_size: int):
-        self._layer, self._tokenizer, self.key = layer, tokenizer, key
+    def __init__(self, embed: Callable, width: int, tokenizer, key: EmbeddingsKey, batch_size: int):
+        self._embed, self._tokenizer, self.key = embed, tokenizer, key
         self.batch_size, self.digest, self.header = batch_size, key.digest, {"width": width}
 
     @paddle.no_grad()
     def __call__(self, captions: Sequence[str]) -> np.ndarray:
         ids = self._tokenizer.encode([*captions, *[""] * (self.batch_size - len(captions))])
-        ids, end_id = paddle.to_tensor(ids), self._tokenizer.end_id
-        if self.key.text_projection:
-            made = join_caption(*projected_caption(self._layer, ids, end_id))
-        else:
-            made = hidden_states(self._layer, ids, end_id if self.key.mask_pad_tokens else None)
-        return made.numpy()[: len(captions)]
+        return self._embed(paddle.to_tensor(ids)).numpy()[: len(captions)]
 
 
 def load_picture_encoder(request: Any) -> PictureEncoder:
@@ -87,7 +88,10 @@ def load_text_encoder(request: Any) -> TextEncoder:
     """request: an `EmbeddingsRequest`. Raises ModelError, ConfigError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
-    source = open_model(request.model, request.offline, ("text_encoder",))
+    third = published_network("transformer", str(request.model)) is not None
+    source = open_model(request.model, request.offline, (*TEXT_ENCODERS, TRANSFORMER) if third else ("text_encoder",))
+    if (transformer := source.whole_config(TRANSFORMER)) and is_sd3(transformer):
+        return _load_several(source, transformer, request)
     kind = "projected_text_encoder" if request.text_projection else "text_encoder"
     found, own = source.component(kind), request.tokenizer or source.tokenizer
     if own is None:
@@ -98,7 +102,46 @@ def load_text_encoder(request: Any) -> TextEncoder:
     layer = fill_component(kind, found)
     layer.eval()
     get_logger().info("the text encoder of %s has the digest %s", request.model, key.text_encoder)
-    return TextEncoder(layer, hidden_width(found.config), words, key, request.batch_size)
+    masked_by = words.end_id if key.mask_pad_tokens else None
+
+    def embed(ids):
+        if key.text_projection:
+            return join_caption(*projected_caption(layer, ids, words.end_id))
+        return hidden_states(layer, ids, masked_by)
+
+    return TextEncoder(embed, hidden_width(found.config), words, key, request.batch_size)
+
+
+def _load_several(source, transformer: dict, request: Any) -> TextEncoder:
+    """Those of a whole Stable Diffusion 3."""
+    from ..networks.transformers.sd3 import CaptionEncoders
+
+    weights = source.read([name for name in TEXT_ENCODERS if name not in request.omitted_text_encoders])
+    family, found = family_of({TRANSFORMER: ComponentWeights(transformer, {})}), weights.components
+    words = family.read_tokenizer(request.tokenizer or weights.tokenizer, found, vars(request))
+    layers = {name: fill_component(kind_of(family, name), one) for name, one in found.items()}
+    for layer in layers.values():
+        layer.eval()
+    captions = CaptionEncoders(layers, transformer, words)
+    key = several_key(found, words, captions, request.dtype)
+    get_logger().info(
+        "the text encoders of %s (%s) have the digest %s", request.model, ", ".join(found), key.text_encoder
+    )
+    return TextEncoder(captions.embed, captions.shape[1], words, key, request.batch_size)
+
+
+def several_key(text_encoders: dict[str, ComponentWeights], tokenizer, captions, dtype: str) -> EmbeddingsKey:
+    """Which embeddings are those of several text encoders, without captions or part. captions: the
+    `networks.transformers.sd3.CaptionEncoders` of them."""
+    digests = [[name, text_encoder_digest(one)] for name, one in sorted(text_encoders.items())]
+    return EmbeddingsKey(
+        text_encoder=digest_of([digests, captions.facts]),
+        tokenizer=tokenizer.digest,
+        model_max_length=tokenizer.clip_length,
+        mask_pad_tokens=False,
+        dtype=dtype,
+        rows=captions.shape[0],
+    )
 
 
 def embeddings_key(

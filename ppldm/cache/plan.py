@@ -209,6 +209,8 @@ class EmbeddingsRequest(_Settings):
     model_max_length: int
     mask_pad_tokens: bool = False
     text_projection: bool = False
+    omitted_text_encoders: tuple[str, ...] = ()
+    text_encoder_3_max_length: int = 256
     captions: CaptionRule = CaptionRule()  # noqa: RUF009 (frozen)
 
     def load(self) -> Encoder:

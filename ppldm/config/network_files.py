@@ -61,13 +61,19 @@ CLIP_PADDING = {"clip": END, "open-clip": "!"}
 # The networks of published models whose shapes are known without a download, as configs of the package by component.
 _SD1 = {"vae": "vae_kl_f8", "text_encoder": "clip_vit_l", "unet": "unet_sd1"}
 _SD2 = {"vae": "vae_kl_f8", "text_encoder": "clip_vit_h", "unet": "unet_sd2"}
+_SD3 = {"vae": "vae_sd3", "text_encoder": "clip_vit_l", "text_encoder_2": "clip_vit_bigg",
+        "text_encoder_3": "t5_v1_1_xxl", "transformer": "sd3_medium"}  # fmt: skip
 _NETWORKS = {
+    "stabilityai/stable-diffusion-3-medium-diffusers": _SD3,
     **dict.fromkeys(("CompVis/stable-diffusion-v1-4", "stable-diffusion-v1-5/stable-diffusion-v1-5"), _SD1),
     **{f"stabilityai/stable-diffusion-{name}": _SD2 for name in ("2", "2-base", "2-1", "2-1-base")},
     "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l", "image_encoder": "image_encoder_vit_l"},
     "apple/DFN5B-CLIP-ViT-H-14-378": {"text_encoder": "clip_dfn_vit_h"},
-    **dict.fromkeys(("google/t5-v1_1-xxl", "DeepFloyd/t5-v1_1-xxl"), {"text_encoder": "t5_v1_1_xxl"}),
-    "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": {"text_encoder": "clip_vit_bigg"},
+    **dict.fromkeys(
+        ("google/t5-v1_1-xxl", "DeepFloyd/t5-v1_1-xxl"),
+        dict.fromkeys(("text_encoder", "text_encoder_3"), "t5_v1_1_xxl"),
+    ),
+    "laion/CLIP-ViT-bigG-14-laion2B-39B-b160k": dict.fromkeys(("text_encoder", "text_encoder_2"), "clip_vit_bigg"),
     "stabilityai/stable-cascade-prior": {
         **{"text_encoder": "clip_vit_bigg", "image_encoder": "image_encoder_vit_l", "prior": "cascade_c_3b"}
     },
@@ -85,9 +91,20 @@ def published_network(component: str, name: str) -> str | None:
 @cache
 def vocabulary_folder(name: str) -> Path:
     """A folder with vocab.json, merges.txt and tokenizer_config.json of a name in CLIP_PADDING, for this process."""
+    return _write_vocabulary(name, name)
+
+
+@cache
+def sd3_vocabularies() -> Path:
+    """The folder of the first tokenizer of Stable Diffusion 3, which has that of the second `beside` it."""
+    _write_vocabulary("open-clip", "sd3_2")
+    return _write_vocabulary("clip", "sd3")
+
+
+def _write_vocabulary(name: str, place: str) -> Path:
     global _holder
     _holder = _holder or tempfile.TemporaryDirectory(prefix="ppldm-clip-")
-    folder = Path(_holder.name, name)
+    folder = Path(_holder.name, place)
     make_output_dir(folder)
     text = gzip.decompress(_MERGES.read_bytes()).decode()
     write_text(folder / "merges.txt", text)
@@ -122,6 +139,11 @@ def write_mends(folder: Path, mends: bool) -> None:
     """Let the tokenizer_config.json in a folder say it."""
     path = folder / TOKENIZER_CONFIG
     write_json(path, {**(read_json_object(path, ConfigError) if path.is_file() else {}), MENDS: mends})
+
+
+def beside(folder: Path, text_encoder: str) -> Path:
+    """The folder of a text encoder's tokenizer, beside that of the first: tokenizer_2 of `text_encoder_2`."""
+    return folder.with_name(folder.name + text_encoder.removeprefix("text_encoder"))
 
 
 def tokens(merges: str) -> list[str]:

@@ -7,6 +7,7 @@ stable_diffusion  1.x and 2.x: CLIP's text encoder, frozen or trained, or a froz
                   else each from --<component>_name_or_path or --<component>_config_file (docs/finetune.md)
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..config.option import Needs, Positive, option
 from ..data.text.tokenizer import load_tokenizer
 from ..diffusion.drawing import Drawing
 from ..networks.configs import (
+    CLIPS,
     check_fit,
     check_sizes_taken,
     downscale_factor,
@@ -54,7 +56,7 @@ class TextToImage(Family):
             check_sides(downscale_factor(configs["vae"]), "the VAE's", data)
             if data.latents != "off" and is_pixels(configs["vae"]):
                 raise ConfigError(f"--latents {data.latents} is for a VAE's, and pixels are their own; omit it")
-        read = configs["text_encoder"] if self.places(config)["text_encoder"] else None
+        read = configs["text_encoder"] if self.places(config).get("text_encoder") else None
         positions = (read or {}).get("max_position_embeddings", config.model_max_length)
         if positions < config.model_max_length:
             raise ModelError(
@@ -92,11 +94,11 @@ class TextToImage(Family):
     def networks(self, config: TextToImageSettings, data) -> dict[str, Component]:
         """Also of published models that are not here. A new text encoder has the words of a tokenizer in a folder."""
         configs = self.configs(config, published=True)
-        if not self.places(config)["text_encoder"]:
+        for name in (name for name, place in self.places(config).items() if name in CLIPS and not place):
             sizes = {"max_position_embeddings": config.model_max_length}
             if config.tokenizer_name and Path(config.tokenizer_name).is_dir():
                 sizes["vocab_size"] = load_tokenizer(config.tokenizer_name, config.model_max_length).vocab_size
-            configs["text_encoder"] |= sizes
+            configs[name] |= sizes
         self.check_configs(configs, config)
         return {name: Component(one, name in config.trained) for name, one in configs.items()}
 
@@ -111,9 +113,7 @@ class TextToImage(Family):
 
     def build(self, config: TextToImageSettings, data, seed: int):
         """From weights or from configs, with the tokenizer of what it starts from unless another is named."""
-        from .ldm_build import tokenizer_source
-
-        tokenizer = load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
+        tokenizer = self.tokenizer(config)
         model = self.make(config, data, seed, tokenizer)
         model.tokenizer = tokenizer
         model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
@@ -123,13 +123,22 @@ class TextToImage(Family):
             adapt(model, config, seed)
         return model
 
+    def tokenizer(self, config: TextToImageSettings):
+        """Of captions. Raises ConfigError."""
+        from .ldm_build import tokenizer_source
+
+        return load_tokenizer(tokenizer_source(config), config.model_max_length, config.offline)
+
+    def read_tokenizer(self, place, components: Iterable[str], said: dict):
+        """That of a trained model with these components: in a folder, or by name. said: lengths. Raises ConfigError."""
+        return load_tokenizer(place, said["model_max_length"])
+
     def make(self, config: TextToImageSettings, data, seed: int, tokenizer):
         """The model for captions of this tokenizer."""
         from .ldm_build import build_ldm
 
-        model = build_ldm(config, tokenizer.vocab_size, seed, data.resolution)
-        model.mask_behind = tokenizer.end_id if config.mask_pad_tokens else None
-        model.empty_end = (tokenizer.start, tokenizer.end_id) if config.empty_caption == "zeros" else None
+        model = build_ldm(config, getattr(tokenizer, "vocab_sizes", tokenizer.vocab_size), seed, data.resolution)
+        model.read_by(tokenizer, config.mask_pad_tokens, config.empty_caption)
         check_sides(downscale_factor(model.vae.config), "the VAE's", data)
         if methods := config.chosen_methods():
             from ..methods.base import attach_methods

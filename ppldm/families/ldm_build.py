@@ -18,6 +18,7 @@ from ..networks.configs import (
     downscale_factor,
     hidden_width,
     is_pixels,
+    is_sd3,
     with_statistics,
 )
 from ..networks.cpu_operators.layers import plain_attention
@@ -29,19 +30,21 @@ from ..utils.rng import Stream
 from ..weights.components import Weights
 from ..weights.configs import PUBLISHED_SCHEDULE
 from ..weights.fill import component_of, config_of, fill_component
-from ..weights.folders import whole_model
+from ..weights.folders import FOLDERS, whole_model
+from ..weights.model_file import family_of, kind_of
 from ..weights.source import ModelSource, open_model
 from .base import get_family
 
 CONTROLNET = "controlnet"
 _MODELS = {
     CONTROLNET: "controlnet.ControlledDiffusionModel",
+    "sd3": "transformers.sd3.SD3DiffusionModel",
     "transformer": "transformers.transform.TransformerDiffusionModel",
     "unet": "latent_diffusion.LatentDiffusionModel",
-}  # by the component that says so
+}  # by the component that says so, or its kind
 
 
-def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = None) -> LatentDiffusionModel:
+def build_ldm(arguments, vocab_size: int | dict, seed: int, resolution: int | None = None) -> LatentDiffusionModel:
     """The model that a `TextToImageSettings` describes. `vocab_size` replaces the config's; `resolution` is what
     `--shift_base_resolution` needs. Raises ConfigError, ModelError."""
     with paddle.utils.unique_name.guard():
@@ -51,7 +54,8 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
         chosen = arguments.chosen_schedule(resolution)
         if arguments.starts_from_pipeline:
             told = {"ema": arguments.load_ema, "assumed_prediction": arguments.prediction_type}
-            weights = _open(arguments, arguments.model_name_or_path, arguments.components, **told).read()
+            kinds = arguments.components
+            weights = _open(arguments, arguments.model_name_or_path, kinds, **told).read((*FOLDERS, *kinds))
             schedule = weights.scheduler
             now = chosen | {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
             unsaid = {name: getattr(type(arguments), name) for name in now} | {"timestep_shift": 1.0}
@@ -78,7 +82,8 @@ def build_ldm(arguments, vocab_size: int, seed: int, resolution: int | None = No
         if chosen and said.get("sampler") not in samplers_of(process):
             said.pop("sampler", None)  # of what it predicted before
         model.usual = drawing_of(said, process, arguments.model_name_or_path)
-        text_width = hidden_width(config_of("text_encoder", model.text_encoder))
+        text = parts.get("text_encoder")
+        text_width = hidden_width(config_of("text_encoder", text)) if text else 0
         model.inputs = inputs_of(arguments, model.vae.config, text_width, process)
         return model
 
@@ -105,14 +110,14 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
     return inputs
 
 
-def tokenizer_source(arguments) -> str:
+def tokenizer_source(arguments, text_encoder: str = "text_encoder") -> str:
     """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
-    if arguments.tokenizer_name:
+    if arguments.tokenizer_name and text_encoder != "text_encoder_3":
         return arguments.tokenizer_name
-    if name := arguments.model_name_or_path if arguments.starts_from_pipeline else arguments.name_of("text_encoder"):
-        kinds = arguments.components if arguments.starts_from_pipeline else ("text_encoder",)
+    if name := arguments.model_name_or_path if arguments.starts_from_pipeline else arguments.name_of(text_encoder):
+        kinds = arguments.components if arguments.starts_from_pipeline else (text_encoder,)
         found = _open(arguments, name, kinds)
-        if own := found.tokenizer:
+        if own := found.tokenizer_of(text_encoder) if arguments.starts_from_pipeline else found.tokenizer:
             return str(own)
         if not arguments.starts_from_pipeline:
             raise ConfigError(
@@ -124,13 +129,20 @@ def tokenizer_source(arguments) -> str:
     raise ConfigError("a text encoder that is built anew has no tokenizer; name its folder: --tokenizer_name")
 
 
-def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights | None = None) -> tuple[dict, dict]:
-    """(networks, their configs) by name: of whole `weights`, or one by one. Nothing is built before all of them fit."""
+def make_parts(
+    family, arguments, vocab_size: int | dict, seed: int, weights: Weights | None = None
+) -> tuple[dict, dict]:
+    """(networks, their configs) by name: of whole `weights`, or one by one. Nothing is built before all of them fit.
+    vocab_size: of each text encoder, by name, where there are several."""
     components, configs, parts = {}, {}, {}
     places, kinds = family.places(arguments), family.components
+    sizes = vocab_size if isinstance(vocab_size, dict) else {"text_encoder": vocab_size}
     if weights:
-        require_components(arguments.components, weights, arguments.model_name_or_path)
-        components = {name: weights.components[name] for name in arguments.components}
+        lacking = {name for name in family.optional if name not in weights.components}
+        places = {name: place for name, place in places.items() if name not in lacking}
+        wanted = [name for name in arguments.components if name not in lacking]
+        require_components(wanted, weights, arguments.model_name_or_path)
+        components = {name: weights.components[name] for name in wanted}
     for name in (name for name, place in places.items() if place and name not in components):
         ema = arguments.load_ema and name == arguments.denoiser
         components[name] = _open(arguments, places[name], (kinds[name],), ema=ema).component(kinds[name])
@@ -139,10 +151,11 @@ def make_parts(family, arguments, vocab_size: int, seed: int, weights: Weights |
     for name in places:
         known = name in components
         configs[name] = components[name].config if known else family.new_config(name, arguments, configs)
-    if "text_encoder" not in components:
-        configs["text_encoder"] = resize_text_encoder(configs["text_encoder"], arguments, vocab_size)
+    for name in (name for name in sizes if name not in components):
+        configs[name] = resize_text_encoder(configs[name], arguments, sizes[name], name)
     family.check_configs(configs, arguments)
-    check_tokenizer_fit(configs["text_encoder"], vocab_size, arguments.model_max_length)
+    for name, size in sizes.items():
+        check_tokenizer_fit(configs[name], size, arguments.model_max_length)
     for name, config in configs.items():
         if name in components:
             parts[name] = fill_component(kinds[name], components.pop(name))
@@ -160,14 +173,16 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
     require_components(whole_model(weights.components), weights, source)
     check_fit({kind: component.config for kind, component in weights.components.items()}, source, drawn=True)
     with paddle.utils.unique_name.guard():
-        parts = {kind: fill_component(kind, component) for kind, component in weights.components.items()}
+        family = family_of(weights.components)
+        parts = {name: fill_component(kind_of(family, name), one) for name, one in weights.components.items()}
         model = _class_of(parts)(Process.of(weights.scheduler), sampling_settings(weights.scheduler), **parts)
     model.eval()
     return model
 
 
 def _class_of(parts) -> type[LatentDiffusionModel]:
-    return resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in parts)}")
+    names = {*parts, *(["sd3"] if "transformer" in parts and is_sd3(parts["transformer"].config) else [])}
+    return resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in names)}")
 
 
 def weights_of(model: LatentDiffusionModel, average=None) -> Weights:

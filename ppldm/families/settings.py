@@ -418,12 +418,16 @@ class PartsSettings(TextToImageSettings):
         """Raises ConfigError for components that nothing gives, and combinations that cannot work."""
         if not self.starts_from_pipeline:
             self.check_given(self.components, "; or a whole pipeline, --model_name_or_path")
-            if not (self.text_encoder_name_or_path or self.train_text_encoder):
-                raise ConfigError(
-                    f"--text_encoder_config_file {self.text_encoder_config_file} makes a text encoder that knows "
-                    "nothing yet; add --train_text_encoder, or start from a trained one: --text_encoder_name_or_path"
-                )
+            self.check_text_encoders()
         super().check()
+
+    def check_text_encoders(self) -> None:
+        """Of a model of parts. Raises ConfigError."""
+        if not (self.text_encoder_name_or_path or self.train_text_encoder):
+            raise ConfigError(
+                f"--text_encoder_config_file {self.text_encoder_config_file} makes a text encoder that knows "
+                "nothing yet; add --train_text_encoder, or start from a trained one: --text_encoder_name_or_path"
+            )
 
     @property
     def starts_from_pipeline(self) -> bool:

@@ -27,6 +27,7 @@ from ..weights.configs import FLOW_CLASS, SCHEDULER_CLASS
 from ..weights.fill import fill_component
 from ..weights.folders import CHECKPOINT, FOLDER, whole_model
 from ..weights.lora.merge import add_loras
+from ..weights.model_file import family_of
 from ..weights.source import open_model
 from ..weights.textual_inversion import add_inversions
 from ..weights.write import metadata_of
@@ -87,13 +88,12 @@ def load(
     weights = add_loras(source.read(), lora)
     require_components(whole_model(weights.components), weights, path)
     metadata = _read_metadata(weights, path)
-    weights, loaded = _add_tokens(weights, path, tokenizer, metadata["model_max_length"], textual_inversion)
+    weights, loaded = _add_tokens(weights, path, tokenizer, metadata, textual_inversion)
     model = build_model(weights, path)
     model.usual = drawing_of(metadata, model.process, path)
     if lora:
         loaded.seen = None  # it was trained on further captions
-    model.mask_behind = loaded.end_id if metadata["mask_pad_tokens"] else None
-    model.empty_end = (loaded.start, loaded.end_id) if metadata["empty_caption"] == "zeros" else None
+    model.read_by(loaded, metadata["mask_pad_tokens"], metadata["empty_caption"])
     autocast = use_dtype(model, dtype)
     use_engine(drawing_layers(model), engine)
     computed = {"engine": engine} if engine != EAGER else {"dtype": dtype} if dtype != FLOAT32 else {}
@@ -108,12 +108,15 @@ def load(
     return pipeline
 
 
-def _add_tokens(weights: Weights, path, tokenizer, max_length: int, textual_inversion: Sequence[str]):
+def _add_tokens(weights: Weights, path, tokenizer, metadata: dict, textual_inversion: Sequence[str]):
     """(the model at `path`, its tokenizer or that of the folder `tokenizer`), with the tokens of textual inversions."""
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
-    return add_inversions(weights, load_tokenizer(folder, max_length), textual_inversion)
+    family = family_of(weights.components)
+    _refuse({"--textual-inversion": bool(textual_inversion) and family.name == "sd3"}, f"not for {family.plural}")
+    loaded = family.read_tokenizer(folder, weights.components, metadata)
+    return add_inversions(weights, loaded, textual_inversion)
 
 
 def _load_guide(place, ema: bool, offline: bool, **alike) -> TextToImage:

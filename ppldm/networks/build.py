@@ -50,15 +50,16 @@ def build_network(kind: str, config: dict, seed: int) -> nn.Layer:
     return init_network(made, table_of(kind, config), seed)
 
 
-def resize_text_encoder(config: dict, arguments, vocab_size: int) -> dict:
+def resize_text_encoder(config: dict, arguments, vocab_size: int, component: str = "text_encoder") -> dict:
     """The config of a new text encoder of `families.settings`, with the tokenizer's sizes, checked again."""
-    source = arguments.file_of("text_encoder")
+    source = arguments.file_of(component)
     sizes = {"vocab_size": vocab_size, "max_position_embeddings": arguments.model_max_length}
+    sizes = {key: value for key, value in sizes.items() if key in config}
     for name, value in sizes.items():
         if config[name] != value:
             get_logger().info("text encoder: %s %s of %s becomes the tokenizer's %d",
                               name, config[name], source, value)  # fmt: skip
-    return check_config("text_encoder", config | sizes, source, ConfigError)
+    return check_config(component, config | sizes, source, ConfigError)
 
 
 def save_component(component, folder) -> None:
@@ -184,15 +185,17 @@ def _end_with_zeros(unet: nn.Layer) -> None:
 def _transformer(one: _Parameter) -> np.ndarray:
     """UViT: as published, biases 0, Linear weights and positions ~ N(0, 0.02**2), convolutions as PyTorch draws them.
     DiT: as PixArt-alpha's, biases 0, weights ~ U(-b, b), b = sqrt(6 / (fan_in + fan_out)), but for noise levels and
-    captions, N(0, 0.02**2); what a block adds of captions and the output start as 0. Its tables ~ N(0, 1 / width)."""
+    captions, N(0, 0.02**2); what a block adds of captions and the output start as 0. Its tables ~ N(0, 1 / width).
+    Stable Diffusion 3: the same, as that of DiT's code, where also what shifts, scales and gates starts as 0."""
     uvit = hasattr(one.whole, "decoder_pred")
     if one.name == "scale_shift_table":
         return one.normal(1.0) / np.float32(math.sqrt(one.shape[-1]))
     if uvit and isinstance(one.layer, nn.Conv2D):
         return _like_pytorch(one)
-    if one.name == "bias" or one.path == "proj_out" or ".attn2.to_out." in one.path:
+    modulates = "norm" in one.path and one.path.endswith(".linear")
+    if one.name == "bias" or one.path == "proj_out" or ".attn2.to_out." in one.path or modulates:
         return one.zeros()
-    is_small = uvit or one.path.startswith(("adaln_single", "caption_projection"))
+    is_small = uvit or one.path.startswith(("adaln_single", "caption_projection", "time_text"))
     return one.normal(0.02) if is_small else one.xavier()
 
 
@@ -280,6 +283,7 @@ _RULES: dict[str, tuple[int, Callable[[_Parameter], np.ndarray]]] = {
     "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "clip": (4, _clip), "t5": (4, _t5),
     "uvit": (5, _transformer), "dit": (5, _transformer), "microdit": (5, _microdit),
     "single_stream": (5, _single_stream),
+    "sd3": (5, _transformer),
     "cascade_prior": (6, _cascade), "cascade_decoder": (6, _cascade), "effnet": (3, _Parameter.he),
     "vqgan": (7, _paella), "inception": (28, _Parameter.he),
     "ldmbert": (1, lambda one: _like_pytorch(one, one.whole.config.init_std)),

@@ -1,8 +1,9 @@
 """The one reader for configs of networks. No paddle is imported and nothing built: a config is refused in milliseconds.
 
 A kind is one of LABELS; a `text_encoder` is `ldmbert`, `clip` or `t5`, a `transformer` `uvit`, `dit`, `microdit` or
-`single_stream`, as the config says (`table_of`). All return or take configs completed with the classes' defaults. Every
-function raises the `error` it is given, in one line that names the file, the setting, its value and what it must be.
+`sd3` or `single_stream`, as the config says (`table_of`). All return or take configs completed with the classes'
+defaults. Every function raises the `error` it is given, in one line that names the file, the setting, its value and
+what it must be.
 """
 
 import json
@@ -20,14 +21,19 @@ _NAMES = {
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
     "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT", "text_encoder": "a text encoder",
     "single_stream": "a single-stream transformer", "pixels": "pixels in place of a VAE",
+    "sd3": "a transformer of Stable Diffusion 3", "text_encoder_2": "a second text encoder",
+    "text_encoder_3": "a third text encoder",
     "projected_text_encoder": "a text encoder with a projection", "transformer": "a transformer",
 }  # fmt: skip
 LABELS = {kind: name.partition(" ")[2] for kind, name in _NAMES.items()}
 # Of these kinds, the one that a config names more settings of; the first where it names none.
 _TABLES = {
     "vae": ("vae", "pixels"), "text_encoder": ("ldmbert", "clip", "t5"), "projected_text_encoder": ("clip",),
-    "transformer": ("uvit", "dit", "microdit", "single_stream"),
+    "text_encoder_2": ("clip",), "text_encoder_3": ("t5",),
+    "transformer": ("uvit", "dit", "microdit", "sd3", "single_stream"),
 }  # fmt: skip
+CLIPS = ("text_encoder", "text_encoder_2")  # of Stable Diffusion 3, with projections
+TEXT_ENCODERS = (*CLIPS, "text_encoder_3")  # with a T5
 # What a network cannot do without once another setting has this value (any, where it is None).
 _UNET_NEEDS = (
     ("encoder_hid_dim_type", None, "encoder_hid_dim"),
@@ -133,6 +139,19 @@ def is_t5(config: dict) -> bool:
 def is_uvit(transformer: dict) -> bool:
     """True for the config of a UViT; else it is another transformer's."""
     return table_of("transformer", transformer) == "uvit"
+
+
+def is_sd3(transformer: dict) -> bool:
+    """True for the config of a transformer of Stable Diffusion 3."""
+    return table_of("transformer", transformer) == "sd3"
+
+
+def clip_widths(configs: dict, pooled: int) -> dict[str, tuple[int, int]]:
+    """(width of the states, of the projection) of each of CLIPS by its config; of one that is not there both are what
+    the other one leaves of `pooled`, as both of Stable Diffusion 3 project to their own width."""
+    known = {name: (configs[name]["hidden_size"], configs[name]["projection_dim"]) for name in CLIPS if name in configs}
+    rest = max(0, pooled - sum(projected for _, projected in known.values()))
+    return {name: known.get(name, (rest, rest)) for name in CLIPS if known or name == CLIPS[0]}
 
 
 def hidden_width(text_encoder) -> int:
@@ -268,6 +287,9 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             f"the UNet takes {unet['in_channels']} channels and gives {unet['out_channels']}, and the VAE gives "
             f"{latents}; in_channels and out_channels of --unet_config_file must be the VAE's latent_channels"
         )
+    if transformer and is_sd3(transformer):
+        yield from _sd3_misfits(configs, transformer)
+        transformer = None
     reads = "clip_dim" if transformer and is_uvit(transformer) else "caption_channels"
     for name, network, key in (("UNet", unet, "cross_attention_dim"), ("transformer", transformer, reads)):
         own = network[key] if network and text_encoder else width
@@ -292,6 +314,22 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
 
 
+def _sd3_misfits(configs: dict[str, dict], transformer: dict):
+    """Of text encoders that are known."""
+    reads, pools = transformer["joint_attention_dim"], transformer["pooled_projection_dim"]
+    clips, t5 = [name for name in CLIPS if configs.get(name)], configs.get("text_encoder_3")
+    widths = clip_widths({name: configs[name] for name in clips}, pools).values()
+    states, pooled = sum(width for width, _ in widths), sum(projected for _, projected in widths)
+    if clips and (pooled != pools or states > reads):
+        yield (
+            f"the transformer takes pooled_projection_dim {pools} and joint_attention_dim {reads}, and the CLIPs "
+            f"({', '.join(clips)}) give {pooled} by projection_dim and {states} by hidden_size; choose networks that "
+            "were made for one another"
+        )
+    if t5 and hidden_width(t5) != reads:
+        yield f"the transformer takes joint_attention_dim {reads}, and text_encoder_3 gives {hidden_width(t5)}"
+
+
 def _problems(table: str, config: dict):
     """What is wrong with settings that may each be by itself: first laws of every network that has them."""
     levels = next((name for name in _LEVELS if name in config), None)
@@ -308,7 +346,7 @@ def _problems(table: str, config: dict):
     match table:
         case "unet":
             yield from _unet_problems(config)
-        case "uvit" | "dit" | "microdit" | "single_stream":
+        case "uvit" | "dit" | "microdit" | "sd3" | "single_stream":
             yield from _transformer_problems(table, config)
         case "cascade_prior" | "cascade_decoder":
             yield from _cascade_problems(table == "cascade_prior", config)
@@ -362,9 +400,15 @@ def _transformer_problems(table: str, config: dict):
         yield f"out_channels {gives} must be in_channels {takes}, or {'twice as many' if table == 'dit' else 'null'}"
     if table == "uvit" and config["num_layers"] % 2:
         yield f"num_layers {config['num_layers']} must be even: half of the blocks have a skip from the other half"
-    if table != "dit":
+    if table not in ("dit", "sd3"):
         return
     width = config["num_attention_heads"] * config["attention_head_dim"]
+    if width % 4:
+        yield f"num_attention_heads times attention_head_dim, {width}, must be a multiple of 4, which positions take"
+    if table == "sd3":
+        if config["caption_projection_dim"] != width:
+            yield f"caption_projection_dim {config['caption_projection_dim']} must be heads times their width, {width}"
+        return
     if config["norm_type"] != "ada_norm_single" or not config["caption_channels"]:
         yield (
             f"norm_type {config['norm_type']} must be ada_norm_single with caption_channels: other DiTs read no caption"
@@ -373,8 +417,6 @@ def _transformer_problems(table: str, config: dict):
         yield f"cross_attention_dim {config['cross_attention_dim']} must be heads times their width, {width}"
     if not config["num_embeds_ada_norm"]:
         yield "num_embeds_ada_norm null must be a number, 1000 as published: diffusers builds no DiT without"
-    if width % 4:
-        yield f"num_attention_heads times attention_head_dim, {width}, must be a multiple of 4, which positions take"
     if side == _TOLD_SIZES:
         yield f"sample_size {_TOLD_SIZES} makes a DiT that is told sizes and aspect ratios, which is not supported"
 

@@ -44,8 +44,13 @@ class LatentDiffusionModel(DenoisingModel):
         super().__init__(process, **parts, freeze_text_encoder=frozen)
         self.sampling = dict(sampling or {})
         self.latent_map = LatentMap.of(self.vae.config)
-        if hasattr(self.text_encoder, "to_logits"):
+        if hasattr(getattr(self, "text_encoder", None), "to_logits"):
             freeze(self.text_encoder.to_logits)
+
+    def read_by(self, tokenizer, mask_pad_tokens: bool, empty_caption: str) -> None:
+        """Take the tokens of this tokenizer; the others are settings of that name."""
+        self.mask_behind = tokenizer.end_id if mask_pad_tokens else None
+        self.empty_end = (tokenizer.start, tokenizer.end_id) if empty_caption == "zeros" else None
 
     @property
     def takes_mask(self) -> bool:

@@ -186,14 +186,16 @@ def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
         return text_encoder(inputs_embeds=text_encoder.shared(input_ids), attention_mask=mask)[0]
 
 
-def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int):
+def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int, before: int = 1, masked: bool = True):
     """Of captions [B, L] int64, by CLIP's text encoder with a projection: the hidden states [B, L, D] of its last layer
-    before the norm, and the projected state [B, 1, P] of the first `end_id` behind it. Padding is not attended to."""
+    before the norm, or of the one `before` that, and the projected state [B, 1, P] of the first `end_id` behind it.
+    masked: padding is not attended to."""
     mask = token_mask(input_ids, end_id)
-    states = text_encoder.text_model(input_ids, attention_mask=mask, output_hidden_states=True, return_dict=True)
+    told = {"attention_mask": mask} if masked else {}
+    states = text_encoder.text_model(input_ids, output_hidden_states=True, return_dict=True, **told)
     ends = paddle.stack([paddle.arange(len(input_ids)), mask.sum(axis=1) - 1], axis=1)
     pooled = text_encoder.text_projection(states.last_hidden_state.gather_nd(ends))
-    return states.hidden_states[-1], pooled.unsqueeze(1)
+    return states.hidden_states[-before], pooled.unsqueeze(1)
 
 
 def join_caption(states, pooled):

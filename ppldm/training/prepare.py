@@ -160,9 +160,14 @@ def embeddings_rule(family: Family, model, config, data) -> "EmbeddingsRule | No
         return None
     if model.caption_encoder is None:
         raise ConfigError("--text_embeddings cached is for models with a frozen text encoder; omit it")
-    from ..cache.encoders import embeddings_key
+    from ..cache.encoders import embeddings_key, several_key
     from ..data.cached.run import EmbeddingsRule
 
+    if captions := getattr(model, "captions", None):
+        own = {name: component_of(kind_of(family, name), one) for name, one in captions.encoders.items()}
+        return EmbeddingsRule(
+            several_key(own, model.tokenizer, captions, data.text_embeddings_dtype), model.empty_end is not None
+        )
     kind = kind_of(family, model.caption_encoder)
     text_encoder = component_of(kind, model.components[model.caption_encoder].layer)
     projected = kind == "projected_text_encoder"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..networks.configs import is_effnet, is_t5
+from ..networks.configs import is_effnet, is_sd3, is_t5
 from ..utils.checksums import sha256_arrays
 from ..utils.errors import ModelError
 
@@ -38,6 +38,7 @@ PADDLE_ONLY: dict[str, dict] = {
 TORCH_ONLY: dict[str, dict] = {
     "vae": {"mid_block_add_attention": True},
     "transformer": {"interpolation_scale": None, "use_additional_conditions": None},
+    "sd3": {"dual_attention_layers": [], "qk_norm": None},
 }
 
 # What of a VAE the posterior depends on besides shapes of weights, and the weights.
@@ -135,14 +136,22 @@ def is_linear_weight(name: str, array: np.ndarray) -> bool:
 
 def to_paddle_config(kind: str, config: dict, source) -> dict:
     """A config of diffusers or ppdiffusers as ppdiffusers' class takes it. Raises ModelError for a network it lacks."""
-    if kind.endswith("_encoder"):  # of a CLIP with both
+    if "_encoder" in kind:  # of a CLIP with both
         return config.get("vision_config" if kind == "image_encoder" else "text_config", config)
-    return _without(TORCH_ONLY.get(kind, {}), config, source, "ppdiffusers")
+    return _without(TORCH_ONLY.get(_settled(kind, config), {}), config, source, "ppdiffusers")
 
 
 def to_torch_config(kind: str, config: dict, source) -> dict:
     """The config of a component as diffusers' class takes it. Raises ModelError for a network it lacks."""
-    return {**TORCH_ONLY.get(kind, {}), **_without(PADDLE_ONLY.get(kind, {}), config, source, "diffusers")}
+    return {
+        **TORCH_ONLY.get(_settled(kind, config), {}),
+        **_without(PADDLE_ONLY.get(kind, {}), config, source, "diffusers"),
+    }
+
+
+def _settled(kind: str, config: dict) -> str:
+    """The name above of what only one library's class of a network has."""
+    return "sd3" if kind == "transformer" and is_sd3(config) else kind
 
 
 def _without(only: dict, config: dict, source, library: str) -> dict:

@@ -195,7 +195,8 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
 def patterns_of(subfolder: str, folders) -> tuple[list[str], list[str]]:
     """(how files of the wanted components begin, patterns of files without pickles)."""
     wanted = [subfolder] if subfolder else [name for names in folders.values() for name in names]
-    extra = ["tokenizer"] * ("text_encoder" in folders) + ["scheduler"] * (not subfolder)
+    readers = (name for name in folders if name.startswith("text_encoder"))
+    extra = [name.replace("text_encoder", "tokenizer") for name in readers] + ["scheduler"] * (not subfolder)
     within = {name: f"{name}/" if name else "" for name in (*wanted, *extra)}
     patterns = [f"{folder}{small}" for folder in within.values() for small in _SMALL] + ["*.json"]
     places = [within[name] for name in wanted]

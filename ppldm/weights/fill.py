@@ -17,7 +17,15 @@ from ..utils.errors import ModelError
 from .components import ComponentWeights
 from .configs import complete_config
 from .formats.files import within_file
-from .model_file import Component, ModelDescription, TokenizerFiles, describe, kind_of
+from .model_file import (
+    TOKENIZER_FOLDER,
+    Component,
+    ModelDescription,
+    TokenizerFiles,
+    describe,
+    kind_of,
+    read_tokenizer_files,
+)
 from .source import read_component
 
 _SHOWN = 5  # keys of each kind that a message lists
@@ -96,7 +104,7 @@ def bare_network(kind: str, config: dict, source: str = ""):
 
 def config_of(kind: str, layer) -> dict:
     """The completed config of a built network."""
-    return complete_config(kind, layer.config.to_dict() if kind.endswith("_encoder") else dict(layer.config), kind)
+    return complete_config(kind, layer.config.to_dict() if "_encoder" in kind else dict(layer.config), kind)
 
 
 def component_of(kind: str, layer) -> ComponentWeights:
@@ -120,7 +128,5 @@ def describe_model(family: Family, model) -> ModelDescription:
 def files_of(tokenizer) -> TokenizerFiles:
     """The files of a tokenizer as they are now, whatever becomes of the folder that it was read from."""
     with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save(folder)
-        return TokenizerFiles(
-            tokenizer.max_length, {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
-        )
+        tokenizer.save(Path(folder, TOKENIZER_FOLDER))
+        return read_tokenizer_files(Path(folder), tokenizer.max_length)

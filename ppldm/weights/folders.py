@@ -15,10 +15,12 @@ _NAME = re.compile(rf"{_PREFIX}(\d+)")
 COMPONENT_FOLDERS = {"vae": ("vqvae", "vae"), "text_encoder": ("bert", "ldmbert", "text_encoder"), "unet": ("unet",)}
 # With those that a text-to-image model need not have.
 FOLDERS = {**COMPONENT_FOLDERS, "transformer": ("transformer",), "controlnet": ("controlnet",)}
+FURTHER_TEXT_ENCODERS = ("text_encoder_2", "text_encoder_3")  # of Stable Diffusion 3
 # Of components of other models, which are read one at a time.
 FURTHER_FOLDERS = {
     "cascade_prior": ("prior",), "cascade_decoder": ("decoder",), "effnet": ("effnet",), "vqgan": ("vqgan",),
     "projected_text_encoder": ("text_encoder",), "image_encoder": ("image_encoder",),
+    **{name: (name,) for name in FURTHER_TEXT_ENCODERS},
     "cascade_controlnet": ("controlnet",),
 }  # fmt: skip
 EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
@@ -37,8 +39,10 @@ _SHOWN = 5  # choices that a message lists
 
 
 def whole_model(names) -> tuple[str, ...]:
-    """The components without which none draws: VAE, text encoder and UNet, or a transformer where there is one."""
-    return "vae", "text_encoder", "transformer" if "transformer" in names else "unet"
+    """The components without which none draws: VAE, a text encoder and UNet, or a transformer where there is one."""
+    texts = ("text_encoder", *FURTHER_TEXT_ENCODERS)
+    text = next((name for name in texts if name in names), texts[0])
+    return "vae", text, "transformer" if "transformer" in names else "unet"
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -10,11 +10,13 @@ that of what decides its ids. `process` and `tokenizer` are null where a family 
 """
 
 import zlib
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ..families.base import Family, get_family
-from ..networks.configs import LABELS, check_config, network_class
+from ..networks.configs import LABELS, check_config, is_ldmbert, network_class, table_of
 from ..utils.checksums import checksum_json
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import make_output_dir, parse_json_object, read_json_object, write_json
@@ -45,7 +47,8 @@ class Component:
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """A tokenizer as its files, by name, and the length to which captions are padded or cut."""
+    """A tokenizer as its files, by name, and the length to which captions are padded or cut. Those of further text
+    encoders have the names of their folders before them: tokenizer_2/vocab.json."""
 
     max_length: int
     files: dict[str, bytes] = field(repr=False)
@@ -58,6 +61,14 @@ class TokenizerFiles:
     @property
     def crc32(self) -> str:
         """Of what decides the ids: vocabulary, merges, lower-casing, padding. Not of how JSON files are written."""
+        checksum = 0
+        for folder in sorted({name.rpartition("/")[0] for name in self.files}):
+            own = {name.rpartition("/")[2]: name for name in self.files if name.rpartition("/")[0] == folder}
+            checksum = replace(self, files={file: self.files[name] for file, name in own.items()})._crc32(checksum)
+        return f"{checksum:08x}"
+
+    def _crc32(self, start: int) -> int:
+        """Of the files of one folder, behind others."""
         settings = {}
         for name in sorted(name for name in self.files if name.endswith("config.json") or name.endswith("map.json")):
             found = parse_json_object(self.files[name], f"{name} of the tokenizer", ModelError)
@@ -66,7 +77,15 @@ class TokenizerFiles:
         pad = settings.get("pad_token")
         settings["pad_token"] = pad.get("content") if isinstance(pad, dict) else pad
         vocabularies = b"".join(self.files[name] for name in _VOCABULARIES if name in self.files)
-        return f"{zlib.crc32(vocabularies, checksum_json(settings)):08x}"
+        return zlib.crc32(vocabularies, checksum_json(settings) ^ start)
+
+
+def read_tokenizer_files(model: Path, max_length: int) -> TokenizerFiles:
+    """Those in the folder of a model."""
+    own = sorted((model / TOKENIZER_FOLDER).glob("*"))
+    further = sorted(model.glob(f"{TOKENIZER_FOLDER}_*/*"))
+    found = {path.name: path for path in own} | {f"{path.parent.name}/{path.name}": path for path in further}
+    return TokenizerFiles(max_length, {name: path.read_bytes() for name, path in found.items()})
 
 
 @dataclass(frozen=True)
@@ -102,7 +121,9 @@ class ModelDescription:
         if self.tokenizer_files:
             target = make_output_dir(Path(folder, TOKENIZER_FOLDER))
             for name, content in self.tokenizer_files.files.items():
-                (target / name).write_bytes(content)
+                file = Path(folder, name) if "/" in name else target / name
+                make_output_dir(file.parent)
+                file.write_bytes(content)
 
     @property
     def adapters(self) -> list[str]:
@@ -135,6 +156,15 @@ def describe(family: str, components: dict[str, Component], process=None, tokeni
 def kind_of(family: Family, name: str) -> str | None:
     """The kind of a component, an adapter's too, as `Family.components` says it; None for one that is not known."""
     return family.components.get(name.removesuffix(TEACHER)) or (_ADAPTERS | _OF_METHODS).get(name.rpartition("_")[2])
+
+
+def family_of(components: Mapping[str, Any]) -> Family:
+    """That of a text-to-image model, by its components, which have configs."""
+    if TRANSFORMER in components:
+        return get_family(table_of(TRANSFORMER, components[TRANSFORMER].config))
+    if CONTROLNET in components:
+        return get_family(CONTROLNET)
+    return get_family(LDM if is_ldmbert(components["text_encoder"].config) else STABLE_DIFFUSION)
 
 
 def class_of(kind: str, config: dict) -> str:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ..config.network_files import beside, sd3_vocabularies, vocabulary_folder
 from ..diffusion.drawing import kept_of
 from ..families.base import get_family
-from ..networks.configs import LABELS, is_ldmbert, is_t5
+from ..networks.configs import LABELS, is_ldmbert, is_sd3, is_t5
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
@@ -31,6 +32,7 @@ from .folders import (
     FOLDER,
     FOLDERS,
     FURTHER_FOLDERS,
+    FURTHER_TEXT_ENCODERS,
     NOT_TEXT_TO_IMAGE,
     find_component,
     is_open_clip_folder,
@@ -46,7 +48,8 @@ _OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_att
 _UNUSED = "caption_projection.y_embedding"  # of a DiT: random numbers
 # Of a whole CLIP, which encodes captions and pictures.
 _PARTS_OF_CLIP = {
-    "text_encoder": ("text_model.",), "projected_text_encoder": ("text_model.", "text_projection."),
+    "text_encoder": ("text_model.",),
+    **dict.fromkeys(("projected_text_encoder", "text_encoder_2"), ("text_model.", "text_projection.")),
     "image_encoder": ("vision_model.", "visual_projection."),
 }  # fmt: skip
 _TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
@@ -66,6 +69,12 @@ def read_component(kind: str, name_or_path, offline: bool = False, **told) -> Co
 def config_here(kind: str, name: str) -> dict | None:
     """The config of a component, where a folder that is here is or holds it; None of others. Raises ModelError."""
     return ModelSource(*recognise(Path(packaged_or(name)).expanduser())).config(kind)
+
+
+def may_hold(kind: str, name: str) -> bool:
+    """False where a whole model that is here has no such component."""
+    path = Path(packaged_or(name)).expanduser()
+    return not path.exists() or ModelSource(*recognise(path)).holds(kind)
 
 
 @dataclass(frozen=True)
@@ -95,18 +104,34 @@ class ModelSource:
             from .layouts.older import find_older_tokenizer
 
             return find_older_tokenizer(self.path)
-        from ..config.network_files import vocabulary_folder
-
         if is_open_clip_folder(self.path):
             return vocabulary_folder("open-clip")
-        own = (self.path / TOKENIZER_FOLDER, self.path, self.path.parent / TOKENIZER_FOLDER)
+        near = self.path.parent / TOKENIZER_FOLDER
+        own = (self.path / TOKENIZER_FOLDER, self.path, beside(near, self.path.name), near)
         found = next((folder for folder in own if is_tokenizer(folder)), None)
         if found or self.form != FILE or self.path.suffix not in _TORCH_SUFFIXES:
             return found
         from .layouts.single_file import has_clip, is_open_clip
 
         names = read_names(self.path)
+        if self._is_third_file:
+            return sd3_vocabularies()
         return vocabulary_folder("open-clip" if is_open_clip(names) else "clip") if has_clip(names) else None
+
+    @cached_property
+    def _is_third_file(self) -> bool:
+        """Whether it is a single file of Stable Diffusion 3."""
+        from .layouts.single_file import THIRD
+
+        return any(name.startswith(THIRD) for name in read_names(self.path))
+
+    def tokenizer_of(self, text_encoder: str) -> Path | None:
+        """That of one of its text encoders."""
+        own = self.tokenizer
+        if own is None or text_encoder == "text_encoder":
+            return own
+        found = beside(own, text_encoder)
+        return found if is_tokenizer(found) else None
 
     def config(self, kind: str) -> dict | None:
         """The completed config of a component; None where it follows from weights alone. Raises ModelError."""
@@ -116,7 +141,25 @@ class ModelSource:
         folder = find_component(self.path, kind) or self.path
         return read_config(kind, folder) if any((folder / file).is_file() for file in CONFIG_FILES) else None
 
-    def read(self, kinds=tuple(FOLDERS)) -> Weights:
+    def whole_config(self, kind: str) -> dict | None:
+        """As `config`, where it is a whole model and not one component."""
+        if self.form == FILE:
+            return self.component(kind).config if self._is_third_file else None
+        there = self.form == CHECKPOINT or find_component(self.path, kind)
+        return self.config(kind) if there else None
+
+    def holds(self, kind: str) -> bool:
+        """Whether it has a component of a whole model."""
+        if self.form == FILE:
+            from .layouts.sd3 import PREFIXES, T5
+
+            stored = any(name.startswith(PREFIXES[kind]) for name in read_names(self.path))
+            return stored and (kind != T5 or has_model_file(self.path.parent))
+        if self.form == CHECKPOINT:
+            return kind in self._kinds().values()
+        return find_component(self.path, kind) is not None
+
+    def read(self, kinds=(*FOLDERS, *FURTHER_TEXT_ENCODERS)) -> Weights:
         """The components `kinds`, of those that are there. Raises ModelError."""
         path = self.path
         if self.form == FILE:
@@ -126,6 +169,10 @@ class ModelSource:
                 )
             from .layouts.compvis import read_compvis
 
+            if self._is_third_file:
+                from .layouts.sd3 import read_sd3
+
+                return read_sd3(self, kinds)
             weights = read_compvis(self, kinds)
             weights.tokenizer = self.tokenizer
             return weights
@@ -147,6 +194,11 @@ class ModelSource:
             self._refuse_average()
         if self.form == FOLDER:
             return _read_checked(kind, folder) if folder else _read_component_folder(kind, path)
+        if self.form == FILE and (is_further or kind == TRANSFORMER) and self._is_third_file:
+            name = "text_encoder" if kind == "projected_text_encoder" else kind
+            if name not in (found := self.read((name,)).components):
+                raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
+            return found[name]
         if self.form == FILE and (is_further or kind == TRANSFORMER):
             from .layouts.published import read_published
 
@@ -194,13 +246,17 @@ class ModelSource:
     def _read_pipeline(self, kinds) -> Weights:
         self._refuse_average()
         folders = {kind: find_component(self.path, kind) for kind in kinds}
+        third = is_sd3(self.whole_config(TRANSFORMER) or {})
+        if not third:
+            folders = {kind: folder for kind, folder in folders.items() if kind not in FURTHER_TEXT_ENCODERS}
         if not any(folders.values()):
             if len(kinds) > 1 and (self.path / "config.json").is_file():
                 raise ModelError(NOT_TEXT_TO_IMAGE.format(self.path))
-            what = " or ".join(kinds)
+            what = " or ".join(folders)
             raise ModelError(f"{self.path} has no {what}: it is no pipeline or checkpoint; name one, or a run's folder")
         said = {name: value for name, value in _said(self.path).items() if name != "files"}
-        components = {kind: _read_checked(kind, folder) for kind, folder in folders.items() if folder}
+        named = {"text_encoder": "projected_text_encoder"} if third else {}
+        components = {kind: _read_checked(named.get(kind, kind), folder) for kind, folder in folders.items() if folder}
         stored = self.path / "scheduler" / "scheduler_config.json"
         scheduler = PUBLISHED_SCHEDULE | (read_scheduler(stored) if stored.is_file() else {})
         return Weights(components, scheduler, self.tokenizer, said)
@@ -236,7 +292,7 @@ class ModelSource:
         """(manifest, arrays of each of the components `names`) of a checkpoint that is whole."""
         path, manifest = self.path, read_json_object(self.path / "manifest.json", ModelError, inside=True)
         files = (CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE) if self.ema else (CHECKPOINT_WEIGHTS,)
-        tokenizer = [f"{TOKENIZER_FOLDER}/{file.name}" for file in sorted((path / TOKENIZER_FOLDER).glob("*"))]
+        tokenizer = [str(file.relative_to(path)) for file in sorted(path.glob(f"{TOKENIZER_FOLDER}*/*"))]
         own = (MODEL_FILE,) if has_model_file(path) else ()
         _check_files(path, manifest.get("files", {}), (*own, *tokenizer, *files), "choose another checkpoint")
         state = read_arrays(path / CHECKPOINT_WEIGHTS, lambda key: key.startswith(tuple(f"{name}." for name in names)))
@@ -265,7 +321,7 @@ def _read_checked(kind: str, folder: Path) -> ComponentWeights:
 
 def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     config = read_config(kind, folder)
-    if kind == "text_encoder" and is_t5(config):
+    if kind in ("text_encoder", "text_encoder_3") and is_t5(config):
         from .layouts.published import read_t5
 
         return ComponentWeights(config, read_t5(folder), str(folder))
@@ -281,6 +337,8 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
         from .layouts.published import without_tables
 
         arrays.pop(_UNUSED, None)
+        if is_sd3(config):  # biases that ppdiffusers gives norms which have none: zeros
+            arrays = {name: one for name, one in arrays.items() if not name.endswith(".norm.bias") or one.any()}
         arrays = without_tables(arrays)
     if "embeddings.word_embeddings.weight" in arrays:
         from .layouts.older import modern_text_encoder

@@ -16,16 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from ..config.network_files import mends_text, pieces_file, write_mends
+from ..config.network_files import beside, mends_text, pieces_file, write_mends
 from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW_SAMPLE, FLOWS, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import (
+    TEXT_ENCODERS,
     downscale_factor,
     is_ldmbert,
     is_pixels,
+    is_sd3,
     is_shifted,
     is_t5,
-    table_of,
     takes_mask,
     takes_sizes,
 )
@@ -34,7 +35,7 @@ from ..utils.errors import ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
 from .components import ComponentWeights, Weights, cast, require_finite, to_torch, to_torch_config
 from .configs import FLOW_CLASS, SCHEDULER_CLASS
-from .folders import FURTHER_FOLDERS, whole_model
+from .folders import FURTHER_FOLDERS, FURTHER_TEXT_ENCODERS, whole_model
 from .formats.files import write_safetensors
 from .formats.paddle_files import write_tree
 from .formats.torch_files import write_torch
@@ -44,13 +45,15 @@ from .model_file import (
     CONTROLNET,
     LDM,
     MODEL_FILE,
-    STABLE_DIFFUSION,
     TOKENIZER_FOLDER,
     TRANSFORMER,
     Component,
     TokenizerFiles,
     class_of,
     describe,
+    family_of,
+    kind_of,
+    read_tokenizer_files,
 )
 
 DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokenizer says
@@ -82,23 +85,29 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
     missing = [kind for kind in reversed(whole_model(weights.components)) if kind not in weights.components]
     if missing:
         raise ModelError(f"there is no {' and no '.join(missing)} to export; a whole model is needed")
-    family = _family(weights)
-    if TRANSFORMER in weights.components and (form == "compvis" or form == "diffusers" and family in _ONLY_HERE):
+    family, third = family_of(weights.components), _is_third(weights)
+    only_here = form == "compvis" or (form == "diffusers" and family.name in _ONLY_HERE)
+    if TRANSFORMER in weights.components and not third and only_here:
         raise ModelError(f"{form} has no network of this transformer's kind; export it to ppdiffusers")
     if form != "ppdiffusers" and _is_known_here(weights):
         raise ModelError(f"{form} draws no pixels without a VAE, nor flow by x-prediction; export it to ppdiffusers")
-    if form == "compvis" and family != LDM:
-        what = "ControlNet" if family == CONTROLNET else "CLIP text encoder"
+    if form == "compvis" and family.name != LDM and not third:
+        what = "ControlNet" if family.name == CONTROLNET else "CLIP text encoder"
         raise ModelError(f"a model with a {what} is not written for CompVis; export it to diffusers")
     components = {kind: replace(one, arrays=cast(one.arrays, dtype)) for kind, one in weights.components.items()}
     if "unet" in components and (side := _drawn_size(weights)):
         components["unet"].config = {**components["unet"].config, "sample_size": side}
     weights = replace(weights, components=components)
     with atomic_dir(folder) as target:
-        copy_tokenizer(weights.tokenizer, target / TOKENIZER_FOLDER)
+        copy_tokenizer(weights.tokenizer, target / TOKENIZER_FOLDER, set(components) & {*FURTHER_TEXT_ENCODERS})
         if form == "compvis":
             for kind, component in weights.components.items():
                 require_finite(component.arrays, component.source or kind)
+        if form == "compvis" and third:
+            from .layouts import sd3
+
+            write_safetensors(target / sd3.FILE_NAME, sd3.join(weights), "pt")
+        elif form == "compvis":
             numbers = {"global_step": int(weights.metadata.get("global_step", 0))}
             params = compvis.params_of(weights)
             write_torch(target / "model.ckpt", compvis.join(weights), numbers)
@@ -107,9 +116,8 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
             _write_pipeline(weights, target, form, safetensors)
         described = {kind: Component(one.config, kind not in weights.frozen) for kind, one in components.items()}
         process = {name: weights.scheduler[name] for name in PROCESS_KEYS if name in weights.scheduler}
-        found = {path.name: path.read_bytes() for path in sorted((target / TOKENIZER_FOLDER).glob("*"))}
-        tokenizer = TokenizerFiles(metadata_of(weights)["model_max_length"], found) if found else None
-        describe(family, described, process, tokenizer).write(target)
+        found = read_tokenizer_files(target, metadata_of(weights)["model_max_length"])
+        describe(family.name, described, process, found if found.files else None).write(target)
         files = [*target.glob("*/*.pdparams"), *target.glob("*/*.safetensors"), target / MODEL_FILE]
         checksums = {str(file.relative_to(target)): checksum_file(file) for file in sorted(files)}
         write_json(target / "ppldm.json", {**metadata_of(weights), "files": checksums})
@@ -130,24 +138,22 @@ def _drawn_size(weights: Weights) -> int:
     return 0 if rest else side
 
 
-def _family(weights: Weights) -> str:
-    components = weights.components
-    if TRANSFORMER in components:
-        return table_of(TRANSFORMER, components[TRANSFORMER].config)
-    if CONTROLNET in components:
-        return CONTROLNET
-    return LDM if is_ldmbert(components["text_encoder"].config) else STABLE_DIFFUSION
+def _is_third(weights: Weights) -> bool:
+    """Whether it is a Stable Diffusion 3."""
+    return TRANSFORMER in weights.components and is_sd3(weights.components[TRANSFORMER].config)
 
 
 def metadata_of(weights: Weights) -> dict:
     """What ppldm.json says: what is known of the training, and how to sample."""
     vae, text_encoder, denoiser = (weights.components[kind].config for kind in whole_model(weights.components))
+    length = DIFFUSERS_TEXT_LENGTH if _is_third(weights) else T5_LENGTH
     size = denoiser["sample_size"] or vae["sample_size"] // downscale_factor(vae)
     side = size if isinstance(size, int) else size[0]
     return {
         "resolution": side * downscale_factor(vae),
-        "model_max_length": text_encoder.get("max_position_embeddings", T5_LENGTH),
-        "mask_pad_tokens": TRANSFORMER in weights.components and is_t5(text_encoder),  # as a PixArt-alpha, if not said
+        "model_max_length": text_encoder.get("max_position_embeddings", length),
+        # As a PixArt-alpha, if not said.
+        "mask_pad_tokens": TRANSFORMER in weights.components and is_t5(text_encoder) and not _is_third(weights),
         "empty_caption": "embedding",
         "guidance_scale": USUAL.guidance_scale,
         **({"size_conditioning": True} if takes_sizes(denoiser) else {}),
@@ -159,16 +165,18 @@ def metadata_of(weights: Weights) -> dict:
 
 def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
     """Why the code that a form is for does not draw with an export of this model as ppldm does; "" where it does."""
-    metadata, ldmbert = metadata_of(weights), is_ldmbert(weights.components["text_encoder"].config)
-    if metadata["prediction_type"] in FLOWS:
+    metadata, ldmbert, third = metadata_of(weights), _has_ldmbert(weights), _is_third(weights)
+    if metadata["prediction_type"] in FLOWS and not third:
         return f"the text-to-image pipelines of {form} for this network do not draw rectified flow"
-    t5 = is_t5(weights.components["text_encoder"].config)
-    if t5 and _family(weights) == "dit":
+    t5 = is_t5(weights.components[whole_model(weights.components)[1]].config) and not third
+    if t5 and family_of(weights.components).name == "dit":
         return f"the PixArt pipelines of {form} change captions before they encode them"
     if metadata["mask_pad_tokens"]:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
     if metadata["empty_caption"] == "zeros":
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
+    if third:
+        return ""
     if TRANSFORMER in weights.components:
         return f"{form} has no pipeline that draws by this transformer and text encoder"
     if t5:
@@ -206,9 +214,11 @@ def _example(weights: Weights, form: str, prompt: str) -> str:
         return f"# {reason}: draw with ppldm\n{own}"
     theirs = {"control": "image", "mask": "mask_image"}  # their names of these
     given = "".join(f', {theirs.get(one, one)}=Image.open("{file}").convert("RGB")' for one, file in files.items())
+    lacking = [one for one in TEXT_ENCODERS if _is_third(weights) and one not in weights.components]
+    without = "".join(f", {one}=None, {one.replace('text_encoder', 'tokenizer')}=None" for one in lacking)
     return (
         f"{'from PIL import Image' + chr(10) if files else ''}"
-        f'from {form} import {name}\n\npipeline = {name}.from_pretrained(".")\n'
+        f'from {form} import {name}\n\npipeline = {name}.from_pretrained("."{without})\n'
         f'pipeline({quoted}{given}, guidance_scale={scale}).images[0].save("picture.png")'
     )
 
@@ -235,13 +245,18 @@ def model_card(weights: Weights, form: str, dtype: str) -> str:
 
 def _write_pipeline(weights: Weights, target: Path, form: str, safetensors: bool) -> None:
     """A ControlNet beside an LDMBert, which no library draws with, is in a folder that a pipeline does not look for."""
-    ldmbert = is_ldmbert(weights.components["text_encoder"].config)
-    for kind, component in weights.components.items():
-        write_component(kind, component, target / (_LDM_FOLDERS if ldmbert else {}).get(kind, kind), form, safetensors)
-    files = TokenizerFiles(0, dict.fromkeys(path.name for path in (target / TOKENIZER_FOLDER).glob("*")))
-    index = _index(weights, "BertTokenizer" if ldmbert else files.class_name, form)
+    ldmbert, family = _has_ldmbert(weights), family_of(weights.components)
+    for name, component in weights.components.items():
+        folder, kind = (_LDM_FOLDERS if ldmbert else {}).get(name, name), kind_of(family, name)
+        write_component(kind, component, target / folder, form, safetensors)
+    index = _index(weights, target, form)
     scheduler = FLOW_CLASS if weights.scheduler["prediction_type"] in FLOWS else "DDIMScheduler"
     write_index(target, {**index, "scheduler": [form, scheduler]}, form, scheduler_settings(weights.scheduler))
+
+
+def _tokenizer_class(folder: Path) -> str:
+    """By the files of its folder."""
+    return TokenizerFiles(0, dict.fromkeys(path.name for path in folder.glob("*"))).class_name
 
 
 def write_index(target: Path, index: dict, form: str, settings: dict) -> None:
@@ -262,7 +277,7 @@ def write_component(kind: str, component: ComponentWeights, folder: Path, form: 
     arrays = component.arrays if paddle_form else to_torch(component.arrays)
     if name == MICRODIT_CLASS:
         arrays = with_tables(config, arrays)
-    is_encoder, library = kind.endswith("_encoder"), "paddle" if paddle_form else "pytorch"
+    is_encoder, library = "_encoder" in kind, "paddle" if paddle_form else "pytorch"
     file = folder / ("model.safetensors" if is_encoder else f"diffusion_{library}_model.safetensors")
     if paddle_form and not safetensors:
         write_tree(folder / "model_state.pdparams", {name: np.ascontiguousarray(a) for name, a in arrays.items()})
@@ -275,21 +290,34 @@ def write_component(kind: str, component: ComponentWeights, folder: Path, form: 
     write_json(folder / "config.json", {**head, **config})
 
 
-def _index(weights: Weights, tokenizer: str, library: str) -> dict:
-    """model_index.json, but for the scheduler, of the class that `_pipeline_class` names."""
+def _index(weights: Weights, target: Path, library: str) -> dict:
+    """model_index.json of `target`, but for the scheduler, of the class that `_pipeline_class` names."""
     transformers = "ppdiffusers.transformers" if library == "ppdiffusers" else "transformers"
     index = {
         "_class_name": _pipeline_class(weights),
         f"_{library}_version": version_of(library),
-        "tokenizer": [transformers, tokenizer],
+        "tokenizer": [
+            transformers,
+            "BertTokenizer" if _has_ldmbert(weights) else _tokenizer_class(target / TOKENIZER_FOLDER),
+        ],
     }
     if TRANSFORMER in weights.components:
         kind = class_of(TRANSFORMER, weights.components[TRANSFORMER].config)
-        index[TRANSFORMER] = [library, kind if library == "ppdiffusers" else _TORCH_CLASSES[kind]]
+        index[TRANSFORMER] = [library, kind if library == "ppdiffusers" else _TORCH_CLASSES.get(kind, kind)]
     else:
         index["unet"] = [library, "UNet2DConditionModel"]
     vae = class_of("vae", weights.components["vae"].config)
-    if is_ldmbert(weights.components["text_encoder"].config):
+    if _is_third(weights):
+        index["vae"] = [library, vae]
+        family = family_of(weights.components)
+        for name in TEXT_ENCODERS:
+            folder, pair = beside(target / TOKENIZER_FOLDER, name), ([None, None], [None, None])
+            if own := weights.components.get(name):
+                words, t5 = _tokenizer_class(folder), name == "text_encoder_3" and library == "diffusers"
+                pair = [transformers, class_of(kind_of(family, name), own.config)], [transformers, words + "Fast" * t5]
+            index[name], index[folder.name] = pair
+        return index
+    if _has_ldmbert(weights):
         module = "latent_diffusion"
         if library == "ppdiffusers":
             module = "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion"
@@ -305,6 +333,8 @@ def _index(weights: Weights, tokenizer: str, library: str) -> dict:
 
 
 def _pipeline_class(weights: Weights) -> str:
+    if _is_third(weights):
+        return "StableDiffusion3Pipeline"
     text_encoder = weights.components["text_encoder"].config
     if TRANSFORMER in weights.components or is_t5(text_encoder):  # no library has one: components are loaded singly
         return "DiffusionPipeline"
@@ -312,6 +342,10 @@ def _pipeline_class(weights: Weights) -> str:
         return "LDMTextToImagePipeline"
     kind = "Inpaint" if _inpaints(weights) else "ControlNet" if CONTROLNET in weights.components else ""
     return f"StableDiffusion{kind}Pipeline"
+
+
+def _has_ldmbert(weights: Weights) -> bool:
+    return "text_encoder" in weights.components and is_ldmbert(weights.components["text_encoder"].config)
 
 
 def _inpaints(weights: Weights) -> bool:
@@ -332,10 +366,14 @@ def scheduler_settings(scheduler: dict) -> dict:
     return dict(sorted({**PUBLISHED_SAMPLING, **spacing, **known, **betas}.items()))
 
 
-def copy_tokenizer(tokenizer, target: Path) -> None:
-    """The files of `Weights.tokenizer`, where there is one, in a new folder."""
+def copy_tokenizer(tokenizer, target: Path, further=()) -> None:
+    """The files of `Weights.tokenizer`, where there is one, in a new folder; those of `further` text encoders, where
+    they lie beside it, in folders beside that."""
     if tokenizer is None:
         return
+    for name in further if isinstance(tokenizer, Path) else ():
+        if (own := beside(tokenizer, name)).is_dir():
+            copy_tokenizer(own, beside(target, name))
     if not isinstance(tokenizer, Path):
         tokenizer.save(target)
         return

@@ -14,7 +14,7 @@ from ppldm.utils.errors import ConfigError
 def test_families_of_the_folder():
     assert list_families() == [
         *(DEFAULT_FAMILY, "autoencoder", "cascade_autoencoder", "cascade_controlnet", "cascade_decoder"),
-        *("cascade_prior", "controlnet", "dit", "microdit", "single_stream", "stable_diffusion", "uvit"),
+        *("cascade_prior", "controlnet", "dit", "microdit", "sd3", "single_stream", "stable_diffusion", "uvit"),
     ]
     for name in list_families():
         family = get_family(name)
@@ -25,7 +25,10 @@ def test_families_of_the_folder():
     "name, hint",
     [
         *[("ldn", "did you mean ldm"), ("l", "")],
-        ("base", "known: ldm, .*, cascade_decoder, cascade_prior, controlnet, dit, microdit, single_stream, .*, uvit"),
+        (
+            "base",
+            "known: ldm, .*, cascade_decoder, cascade_prior, controlnet, dit, microdit, sd3, single_stream, .*, uvit",
+        ),
     ],
 )
 def test_an_unknown_family_is_an_error(name, hint):

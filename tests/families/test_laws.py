@@ -35,12 +35,12 @@ from ppldm.weights.source import read_component
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
     *("autoencoder", "cascade_autoencoder", "cascade_controlnet", "cascade_decoder", "cascade_prior", "controlnet"),
-    *("dit", "ldm", "microdit", "single_stream", "stable_diffusion", "toy", "uvit"),
+    *("dit", "ldm", "microdit", "sd3", "single_stream", "stable_diffusion", "toy", "uvit"),
 )
 CASCADE = ("cascade_controlnet", "cascade_decoder", "cascade_prior")
 ADAPTERS = "ldm-adapters"  # low-rank layers and tokens of a frozen model
 PIXELS = "single_stream-pixels"  # without a VAE
-TRANSFORMERS = ("dit", "microdit", "single_stream", "uvit")
+TRANSFORMERS = ("dit", "microdit", "sd3", "single_stream", "uvit")
 TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS, PIXELS)
 STEPS, BATCH = 4, 4
 CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
@@ -144,6 +144,12 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"vae_name_or_path": "pixels", "train_text_encoder": True, "prediction_type": "flow_sample"},
             **{"use_ema": True, "loss_weighting": "adaptive", "input_perturbation": 0.1, "patch_masking": 0.25},
             "methods": ("contrastive_flow",),
+        },
+        "sd3": {
+            **{"unet_config_file": None, "transformer_config_file": tiny.config("sd3"), "recompute": True},
+            **{"text_encoder_config_file": tiny.config("clip"), "text_encoder_2_config_file": tiny.config("clip")},
+            **{"timestep_shift": 3.0, "timestep_sampling": "logit_normal", "use_ema": True, "patch_masking": 0.25},
+            **{"image_logging_steps": 3, "stratified_timesteps": True, "empty_caption": "zeros"},
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]

@@ -32,7 +32,8 @@ CASCADE_CONTROLNET = {
     "conditioning_channels": 3, "projection_channels": 2048, "blocks": [0, 4], "bottleneck": "effnet",
 }  # fmt: skip
 PUBLISHED = {"cascade_prior": "cascade_c_1b", "cascade_decoder": "cascade_b_700m", "effnet": "effnet_v2_s",
-             "vqgan": "vqgan_f4", "image_encoder": "image_encoder_vit_l", "t5": "t5_tiny"}  # fmt: skip
+             "vqgan": "vqgan_f4", "image_encoder": "image_encoder_vit_l", "t5": "t5_tiny",
+             "sd3": "sd3_tiny"}  # fmt: skip
 CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ldmbert": TEXT_ENCODER_CONFIG,
            "clip": CLIP, "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG,
            "single_stream": SINGLE_STREAM_CONFIG, "cascade_controlnet": CASCADE_CONTROLNET} | {
@@ -43,6 +44,7 @@ COUNTS = {
     "unet": 49, "controlnet": 32, "uvit": 17, "dit": 24, "microdit": 15, "vae": 19, "ldmbert": 15, "clip": 12, "t5": 13,
     "cascade_prior": 23, "cascade_decoder": 23, "effnet": 3, "vqgan": 9, "image_encoder": 10, "cascade_controlnet": 8,
     "single_stream": 10,
+    "sd3": 11,
 }  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
 NUMBERS = {"freq_shift", "qk_scale"}  # which the class does not say
@@ -196,6 +198,8 @@ WRONG = [
     ("dit", {"sample_size": 128}, "sample_size 128 makes a DiT that is told sizes"),
     ("microdit", {"patch_size": 3}, "patch_size 3 does not divide sample_size 4"),
     ("microdit", {"patch_mixer_dim": 20}, "head_dim 8 does not divide patch_mixer_dim 20"),
+    ("sd3", {"caption_projection_dim": 64}, "caption_projection_dim 64 must be heads times their width, 128"),
+    ("sd3", {"out_channels": 8}, "out_channels 8 must be in_channels 4, or null"),
     ("microdit", {"dim": 30, "head_dim": 2}, "dim 30 must be a multiple of 4"),
     ("single_stream", {"dim": 30, "head_dim": 6}, "head_dim 6 must be a multiple of 4"),
     ("single_stream", {"head_dim": 12}, "head_dim 12 does not divide dim 32"),
@@ -261,7 +265,10 @@ def test_an_unknown_setting_that_asks_for_nothing_is_another_version_s():
 @pytest.mark.parametrize("given", CONFIGS)
 @pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder", "transformer"])
 def test_a_config_of_another_kind_is_recognised(given, wanted):
-    kinds = {"text_encoder": ("ldmbert", "clip", "t5"), "transformer": ("uvit", "dit", "microdit", "single_stream")}
+    kinds = {
+        "text_encoder": ("ldmbert", "clip", "t5"),
+        "transformer": ("uvit", "dit", "microdit", "sd3", "single_stream"),
+    }
     if given in (wanted, *kinds.get(wanted, ())):
         assert check_config(wanted, CONFIGS[given], "x")
         return

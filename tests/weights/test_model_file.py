@@ -71,7 +71,7 @@ def damaged(tmp_path, change):
     "change, words",
     [
         (lambda v: v.update(format=2), "has format 2, of a later version of ppldm"),
-        (lambda v: v.update(family="sd"), "family sd is not known; known: ldm, autoencoder"),
+        (lambda v: v.update(family="xyz"), "family xyz is not known; known: ldm, autoencoder"),
         (lambda v: v.pop("family"), "is damaged .*family"),
         (lambda v: v["components"].pop("unet"), "does not describe unet"),
         (lambda v: v.update(process=None), "does not describe the noise schedule"),

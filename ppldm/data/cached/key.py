@@ -146,7 +146,8 @@ class EmbeddingsKey(CacheKey):
     """text_encoder, tokenizer: `weights.components.text_encoder_digest`, the tokenizer's `digest`. model_max_length:
     tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is causal. captions,
     caption_choice, clean_captions: which texts of a row (`CaptionRule.texts`). text_projection: whether the projected
-    caption is there too, behind the hidden states, which are then those before the last norm."""
+    caption is there too, behind the hidden states, which are then those before the last norm. rows: of a caption by
+    several text encoders, whose digests are one (`networks.transformers.sd3.CaptionEncoders`); else 0."""
 
     what: ClassVar[str] = "text embeddings"
     suffix: ClassVar[str] = ".embeddings"
@@ -160,6 +161,7 @@ class EmbeddingsKey(CacheKey):
     caption_choice: str = "random"
     clean_captions: bool = False
     text_projection: bool = False
+    rows: int = 0
 
     def with_captions(self, captions: CaptionRule) -> "EmbeddingsKey":
         """That of a run with these captions. Raises ConfigError for what cannot be enumerated."""
@@ -174,17 +176,20 @@ class EmbeddingsKey(CacheKey):
     @property
     def facts(self) -> dict:
         """Without what files of earlier versions do not say."""
-        return {name: value for name, value in super().facts.items() if value or name != "text_projection"}
+        return {
+            name: value for name, value in super().facts.items() if value or name not in ("text_projection", "rows")
+        }
 
     def cells(self, header: dict) -> Cells:
         """Header: `width` of the hidden states, `variants`, the most texts of a row, whose code is how many it has."""
         counts = tuple(range(header["variants"] + 1))
-        length = self.model_max_length + self.text_projection
+        length = self.rows or self.model_max_length + self.text_projection
         return Cells(((length, header["width"]),) * len(counts), counts, header["variants"])
 
     @property
     def command(self) -> str:
-        words = f"ppldm precompute FILELIST --text-encoder DIR --model-max-length {self.model_max_length}"
+        whose = "PIPELINE" if self.rows else "DIR"
+        words = f"ppldm precompute FILELIST --text-encoder {whose} --model-max-length {self.model_max_length}"
         words += f" --captions {','.join(f'{name}:1' for name in self.captions)}" if self.captions else ""
         words += f" --caption-choice {self.caption_choice}" if self.caption_choice != "random" else ""
         words += f" --text-dtype {self.dtype}"

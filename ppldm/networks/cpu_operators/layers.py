@@ -45,6 +45,16 @@ def plain_attention() -> AttnProcessor:
     return CpuAttention() if operators_are_usable() else AttnProcessor()
 
 
+def attend(query, key, value, heads: int):
+    """Attention of so many heads as the formula has it: [B, N, H D], [B, M, H D], [B, M, H D] to [B, N, H D]."""
+    scale = (query.shape[-1] // heads) ** -0.5
+    if operators_are_usable() and _can(query):
+        return operators.attention(query, key, value, heads, scale)
+    query, key, value = (one.reshape([0, 0, heads, -1]).transpose([0, 2, 1, 3]) for one in (query, key, value))
+    shares = nn.functional.softmax(paddle.matmul(query * scale, key, transpose_y=True), -1)
+    return paddle.matmul(shares.astype(value.dtype), value).transpose([0, 2, 1, 3]).flatten(2)
+
+
 def leave_to_paddle(layer: nn.Layer) -> None:
     """Let this layer compute as its class does: `paddle.grad` of its weight alone tells an operator in Python that it
     must give no gradient of its input, but not in time."""

@@ -1,4 +1,5 @@
-"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, and two of ppldm's own classes.
+"""Transformers that remove the noise in place of a UNet: ppdiffusers' UViT and DiT, Stable Diffusion 3's (`mmdit`), and
+two of ppldm's own classes.
 
 `transform` is the forward of all. Of ppdiffusers' it gives what their own gives, to the bit, and takes two things more.
 With `kept`, all other patches leave the sequence once they have their positions, in a MicroDiT once they were mixed,
@@ -16,7 +17,7 @@ from ppdiffusers.models.attention_processor import Attention, AttnProcessor
 from ppdiffusers.models.embeddings import PixArtAlphaTextProjection, get_timestep_embedding
 
 from ..config_fields import CLASSES
-from ..configs import is_uvit, table_of
+from ..configs import is_sd3, is_uvit, table_of
 from ..latent_diffusion import LatentDiffusionModel
 from ..model import Loss, token_mask
 from .microdit import Grid, grid_of, take_patches
@@ -66,6 +67,10 @@ def make_transformer(config: dict) -> nn.Layer:
     same on every device. What a class raises on a config that makes none passes through."""
     if (own := CLASSES[table_of("transformer", config)]).startswith("ppldm."):
         return resolve_name(own)(**config)
+    if is_sd3(config):
+        from .mmdit import make_sd3
+
+        return make_sd3(config)
     if is_uvit(config):
         network = UViTT2IModel(**config)
         network.disable_xformers_memory_efficient_attention()
@@ -82,13 +87,18 @@ def make_transformer(config: dict) -> nn.Layer:
     return network
 
 
-def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None):
+def transform(network: nn.Layer, noisy, timesteps, hidden, mask=None, kept=None, pooled=None):
     """Noisy latents [B, C, h, w] at timesteps [B] or [1], under hidden states [B, L, D] of captions, to a prediction
     [B, C, h, w]. mask: [B, L] int64, 0 where attention does not look. kept: [B, K] int64, the patches that are not left
-    out, None for all; in place of others are zeros, or what a last convolution makes of zeros."""
+    out, None for all; in place of others are zeros, or what a last convolution makes of zeros. pooled [B, P]: of
+    captions, for Stable Diffusion 3's."""
     noisy, hidden = noisy.astype(network.dtype), hidden.astype(network.dtype)
     grid = grid_of(network, noisy)
     timesteps = timesteps.expand([noisy.shape[0]])
+    if pooled is not None:
+        from .mmdit import mmdit
+
+        return mmdit(network, noisy, timesteps, hidden, pooled, grid, kept)
     if isinstance(network, UViTT2IModel):
         return _uvit(network, noisy, timesteps, hidden, grid, kept)
     if isinstance(network, Transformer2DModel):

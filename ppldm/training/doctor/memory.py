@@ -22,7 +22,7 @@ time.
 import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from unittest import mock
@@ -34,7 +34,7 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 from ...config.recipe import Recipe
 from ...data.shapes import make_shapes
 from ...families.base import get_family
-from ...networks.configs import downscale_factor, hidden_width
+from ...networks.configs import TEXT_ENCODERS, downscale_factor, hidden_width, is_sd3
 from ...networks.transformers.transform import transform
 from ...utils.errors import ModelError, describe
 from ...utils.machine.devices import current_kind
@@ -57,7 +57,8 @@ _CONVOLUTIONS = ("pd_op.conv2d", "pd_op.conv2d_grad")
 
 @dataclass(frozen=True)
 class Shapes:
-    """Of a batch: samples, picture and latents [channels, h, w], tokens of a caption and the width of their states."""
+    """Of a batch: samples, picture and latents [channels, h, w], tokens of a caption and the width of their states;
+    more: tokens of a third text encoder, 0 without one."""
 
     samples: int
     picture: tuple[int, int, int]
@@ -65,15 +66,16 @@ class Shapes:
     tokens: int
     width: int
     base: dict | None = None  # config of the UNet that a control network leads
+    more: int = 0
 
     @classmethod
-    def of(cls, configs: dict, samples: int, height: int, width: int, tokens: int) -> "Shapes":
+    def of(cls, configs: dict, samples: int, height: int, width: int, tokens: int, more: int = 0) -> "Shapes":
         """By the completed configs of a model's components, those of them that it has."""
         vae, text = configs.get("vae"), configs.get("text_encoder")
         factor = downscale_factor(vae) if vae else 8
         latents = (vae["latent_channels"] if vae else 4, height // factor, width // factor)
         base = configs.get("unet") if "controlnet" in configs else None
-        return cls(samples, (3, height, width), latents, tokens, hidden_width(text) if text else 0, base)
+        return cls(samples, (3, height, width), latents, tokens, hidden_width(text) if text else 0, base, more)
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,12 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
     sides = make_shapes(recipe.data) or [(recipe.data.resolution, recipe.data.resolution)]
     height, width = max(sides, key=np.prod)
     tokens = getattr(recipe.model, "model_max_length", 0)
-    shapes = Shapes.of(configs, arguments.per_device_train_batch_size, height, width, tokens)
+    more = recipe.model.text_encoder_3_max_length if "text_encoder_3" in configs else 0
+    shapes = Shapes.of(configs, arguments.per_device_train_batch_size, height, width, tokens, more)
     led = ("unet",) if "controlnet" in configs else ()  # counted with what leads it
-    cached = {"vae": recipe.data.latents == "cached", "text_encoder": recipe.data.text_embeddings == "cached"}
+    texts = ("projected_text_encoder", *TEXT_ENCODERS)
+    cached = {"vae": recipe.data.latents == "cached"}
+    cached |= dict.fromkeys(texts, recipe.data.text_embeddings == "cached")
     found, unknown, operations = [], [], 0
     for name, network in networks.items():
         kind, trained = family.components[name], network.trained or name in adapted
@@ -345,6 +350,18 @@ def _unet(network, shapes: Shapes):
     return network(noisy, levels, encoder_hidden_states=states).sample
 
 
+def _transformer(network, shapes: Shapes):
+    """Stable Diffusion 3's is told of the whole caption too, and words of a T5, or zeros, follow those of CLIPs."""
+    if not is_sd3(network.config):
+        return transform(network, *_noisy(shapes))
+    from ...networks.transformers.mmdit import JointAttention
+
+    network.set_attn_processor(JointAttention())
+    words, width = shapes.tokens + (shapes.more or shapes.tokens), network.config["joint_attention_dim"]
+    pooled = _data("pooled", (shapes.samples, network.config["pooled_projection_dim"]))
+    return transform(network, *_noisy(replace(shapes, tokens=words, width=width)), pooled=pooled)
+
+
 def _recompute_text(network) -> None:
     if hasattr(network, "to_logits"):
         network.model.gradient_checkpointing = True
@@ -358,7 +375,11 @@ _CALLS: dict[str, Callable] = {
     "text_encoder": _text,
     "unet": _unet,
     "controlnet": _led_unet,
-    "transformer": lambda network, shapes: transform(network, *_noisy(shapes)),
+    "transformer": _transformer,
+    **dict.fromkeys(
+        ("projected_text_encoder", "text_encoder_2"), lambda network, shapes: _text(network.text_model, shapes)
+    ),
+    "text_encoder_3": lambda network, shapes: _text(network, replace(shapes, tokens=shapes.more)),
 }
 _RECOMPUTED: dict[str, Callable] = {
     "text_encoder": _recompute_text,

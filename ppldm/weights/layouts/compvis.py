@@ -145,12 +145,16 @@ def join(weights: Weights) -> dict[str, np.ndarray]:
     """The state dict of all components under CompVis' names, with its class's tables of the noise schedule."""
     state_dict = schedule_tables(weights.scheduler)
     for kind, prefix in PREFIXES.items():
-        component = weights.components[kind]
-        names = NAMES[kind](component.config)
-        for name, array in turn_linear(component.arrays).items():
-            stored = array[:, :, None, None] if _is_convolution_there(kind, name) else array
-            state_dict[prefix + rename(name, names)] = stored
+        state_dict |= {prefix + name: one for name, one in state_of(kind, weights.components[kind]).items()}
     return state_dict
+
+
+def state_of(kind: str, component: ComponentWeights) -> dict[str, np.ndarray]:
+    """The arrays of one component under CompVis' names."""
+    names, found = NAMES[kind](component.config), {}
+    for name, array in turn_linear(component.arrays).items():
+        found[rename(name, names)] = array[:, :, None, None] if _is_convolution_there(kind, name) else array
+    return found
 
 
 def params_of(weights: Weights) -> dict:
@@ -323,7 +327,7 @@ def read_compvis(model, kinds) -> Weights:
     wanted = tuple(PREFIXES[kind] for kind in kinds) + (("model_ema.",) if ema else ())
     names = read_names(path)
     for part, what in single_file.OTHERS.items():
-        if any(part in name for name in names) and not (part == single_file.THIRD and kinds == ["vae"]):
+        if any(part in name for name in names):
             raise ModelError(f"{path} is {what}")
     state_dict = read_arrays(path, lambda name: name.startswith(wanted) or name in single_file.TABLES)
     if not state_dict.keys() - single_file.TABLES.keys():

@@ -31,10 +31,9 @@ _VAES = {
 V_SIDE = 96  # of the latents that published models of v_prediction draw
 
 # Parts of names that other things than a Stable Diffusion 1.x or 2.x have, and what to do.
-THIRD = "model.diffusion_model.joint_blocks."
+THIRD = "model.diffusion_model.joint_blocks."  # of Stable Diffusion 3, whose own layout is `sd3`
 OTHERS = {
     "conditioner.embedders.": "Stable Diffusion XL, which is not supported",
-    THIRD: "Stable Diffusion 3, of which only the VAE is supported",
     "double_blocks.": "Flux, which is not supported",
     "control_model.": "a ControlNet in CompVis' layout; give one in the layout of diffusers, beside its base",
     "string_to_param": "a textual inversion; give its base model",
