@@ -21,6 +21,7 @@ from results import add_result_flags, save_results
 NETWORKS = Path(__file__).resolve().parents[1] / "ppldm" / "config" / "networks"
 MOST = 0.15  # of the measured peak
 POSTHOC = {"ema_posthoc": "0.05 0.10"}
+RANKS = {"devices": "0,1", "use_ema": "true"}
 LDM = {"text_encoder_config_file": "ldmbert_tiny", "unet_config_file": "unet_tiny", "resolution": 128}
 TWELVE = LDM | {"text_encoder_config_file": "ldmbert_12"}
 HALF = LDM | {"unet_config_file": ("unet_12", {"block_out_channels": [160, 320, 640, 640]})}
@@ -55,6 +56,9 @@ CASES = {
     "large-batch": WIDE | {"per_device_train_batch_size": 16},
     "cached-latents": WIDE | {"latents": "cached", "random_crop": "false"},
     "sharding": WIDE | {"sharding": "stage1"},
+    "ranks": WIDE | RANKS,
+    "ranks-stage2": WIDE | RANKS | {"sharding": "stage2"},
+    "ranks-stage3": WIDE | RANKS | {"sharding": "stage3"},
     "adapters": BASE | {"lora_rank": 16},
     "adapters-posthoc": BASE | POSTHOC | {"lora_rank": 16, "export_merged": "true"},
     "controlnet": BASE | {"family": "controlnet", "control": "canny"},
@@ -120,7 +124,9 @@ def flags_of(folder: Path, name: str) -> list[str]:
     for flag in {"unet_config_file", "transformer_config_file"} & changes.keys():
         network, others = changes[flag] if isinstance(changes[flag], tuple) else (changes[flag], {})
         if flag == "unet_config_file":
-            others = others | {"cross_attention_dim": _config(changes["text_encoder_config_file"])["d_model"]}
+            channels = dict.fromkeys(("in_channels", "out_channels"), _config("vae_tiny")["latent_channels"])
+            width = _config(changes["text_encoder_config_file"])["d_model"]
+            others = others | channels | {"cross_attention_dim": width}
         changes[flag] = _write(folder / f"{name}.json", json.dumps(_config(network) | others))
     return [word for flag, value in (settings | changes).items() for word in (f"--{flag}", *str(value).split())]
 

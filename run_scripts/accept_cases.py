@@ -45,6 +45,7 @@ CASES = (
     Case("two cards, half the batch each", cards=2),
     Case("two cards, sharding stage1", ("--sharding", "stage1"), cards=2),
     Case("two cards, sharding stage2", ("--sharding", "stage2"), cards=2),
+    Case("two cards, sharding stage3", ("--sharding", "stage3"), cards=2),
     Case("killed, then resumed", stop=signal.SIGKILL),
     Case("stopped by SIGUSR1, then resumed", stop=signal.SIGUSR1),
     Case("fused attention", ("--enable_xformers_memory_efficient_attention",), ROUNDED),

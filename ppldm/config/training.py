@@ -35,7 +35,8 @@ from .option import (
 
 LR_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
 LARGEST_STD = 0.28  # of an average; at 0.289 it is one of all updates alike
-SHARDING_STAGES = ("stage1", "stage2")
+SHARDING_STAGES = ("stage1", "stage2", "stage3")
+AT_A_TIME = 0.25  # with stage 3: of a rank's share, the parameters that are gathered at a time, but for one large layer
 OPTIMIZERS = ("adamw", "muon")
 REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
@@ -159,7 +160,8 @@ class TrainingOptions:
     operation."""
     sharding: str = _compute("")
     """stage1: each rank keeps the optimizer's state of its share of the parameters only, with the same results to the
-    bit; stage2: and the gradients of its share only, once it has gone back."""
+    bit; stage2: and the gradients of its share only, once it has gone back; stage3: and the parameters and averages of
+    its share only, but for the layer that is computed."""
     check_ranks_every: UpdatesOr0 = _compute(500)
     "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none."
     data_timeout: Seconds = _compute(600.0)
@@ -252,18 +254,15 @@ class TrainingOptions:
             )
 
     def _check_sharding(self) -> None:
-        """Raises ConfigError for all but no sharding and the stages that are built, and for what stage 2 cannot yet."""
-        if any(word in ("stage3", "offload") for word in self.sharding.split()):
-            raise ConfigError(
-                f"--sharding {self.sharding} is not supported: Paddle cuts weights on GPUs only, and saves files for "
-                "each rank that no other number of ranks can read; use --sharding stage2"
-            )
+        """Raises ConfigError for all but no sharding and the stages that are built, and for what two cannot yet."""
+        if "offload" in self.sharding.split():
+            raise ConfigError(f"--sharding {self.sharding} is not supported: shares stay on devices; use stage3")
         if self.sharding not in ("", *SHARDING_STAGES):
-            raise ConfigError(f"--sharding {self.sharding} is not known; use stage1 or stage2, or omit it")
+            raise ConfigError(f"--sharding {self.sharding} is not known; use {', '.join(SHARDING_STAGES)}, or omit it")
         halves = self.fp16 or (self.bf16 and self.fp16_opt_level == "O2")
-        if self.sharding == "stage2" and (halves or self.to_static):
+        if self.sharding in ("stage2", "stage3") and (halves or self.to_static):
             what = "gradients in half precision" if halves else "--to_static"
-            raise ConfigError(f"--sharding stage2 was never run with {what}; use --sharding stage1")
+            raise ConfigError(f"--sharding {self.sharding} was never run with {what}; use --sharding stage1")
 
 
 def _check_profiler_options(text: str) -> None:

@@ -1,7 +1,7 @@
 """Moving averages of parameters: shadow <- d shadow + (1 - d) weight, with d by the number n of optimizer updates so
 far (n = 1, 2, ...), which is part of the state: else a resumed run would wipe the average out."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -61,14 +61,17 @@ def exponent_of(std: float) -> float:
 
 
 class ExponentialMovingAverage:
-    """Float32 averages of the given parameters (name to parameter)."""
+    """Float32 averages of the given parameters (name to parameter), or of those that are kept here."""
 
-    def __init__(self, parameters: dict, decay: GradualDecay | IntervalDecay | PowerDecay):
+    def __init__(
+        self, parameters: dict, decay: GradualDecay | IntervalDecay | PowerDecay, kept: Collection | None = None
+    ):
         self.decay = decay
         self.num_updates = 0
         self.parameters = parameters
         self._at_once = operators_are_usable() and all(one.dtype == paddle.float32 for one in parameters.values())
-        self.shadow = {name: p.detach().clone().astype("float32") for name, p in parameters.items()}
+        kept = parameters if kept is None else kept
+        self.shadow = {name: parameters[name].detach().clone().astype("float32") for name in kept}
 
     @paddle.no_grad()
     def update(self, master_weights: Mapping) -> None:
@@ -78,10 +81,10 @@ class ExponentialMovingAverage:
         if decay == 1.0:
             return
         if self._at_once and decay:
-            return average(list(self.shadow.values()), list(self.parameters.values()), 1.0 - decay)
-        for name, parameter in self.parameters.items():
+            return average(list(self.shadow.values()), [self.parameters[name] for name in self.shadow], 1.0 - decay)
+        for name, shadow in self.shadow.items():
+            parameter = self.parameters[name]
             value = master_weights.get(parameter.name, parameter).detach().astype("float32")
-            shadow = self.shadow[name]
             if decay == 0.0:
                 shadow.set_value(value)
             else:
@@ -90,7 +93,7 @@ class ExponentialMovingAverage:
     @contextmanager
     def applied(self):
         """Inside the block the parameters hold their averages; afterwards what they held before, to the bit."""
-        kept = {name: p.detach().clone() for name, p in self.parameters.items()}
+        kept = {name: self.parameters[name].detach().clone() for name in self.shadow}
         try:
             self._assign(self.shadow)
             yield
@@ -109,5 +112,6 @@ class ExponentialMovingAverage:
 
     @paddle.no_grad()
     def _assign(self, values: dict) -> None:
-        for name, parameter in self.parameters.items():
-            parameter.set_value(values[name].astype(parameter.dtype))
+        for name, value in values.items():
+            parameter = self.parameters[name]
+            parameter.set_value(value.astype(parameter.dtype))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import platform
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -85,6 +85,24 @@ class TrainingState:
     scaler: paddle.amp.GradScaler | None = None
     posthoc: dict[float, ExponentialMovingAverage] = field(default_factory=dict)  # by relative standard deviation
 
+    @property
+    def shares(self):
+        """The `ParameterShares` by which a rank holds only the parameters that it owns; None below stage 3."""
+        return getattr(self.optimizer, "parameter_shares", None)
+
+    @property
+    def averages(self) -> list[ExponentialMovingAverage]:
+        """All that are kept."""
+        return [average for average in (self.ema, *self.posthoc.values()) if average]
+
+    def whole_parameters(self):
+        """A context in which all ranks hold all parameters. A collective call."""
+        return self.shares.whole() if self.shares else nullcontext()
+
+    def whole_averages(self):
+        """A context in which the main process holds all of the averages. A collective call."""
+        return self.shares.whole_averages(self.averages) if self.shares else nullcontext()
+
     def posthoc_state(self) -> dict[str, dict]:
         """What `POSTHOC_STATE` holds; nothing without --ema_posthoc."""
         return {f"{std:g}": average.state_dict() for std, average in self.posthoc.items()}
@@ -100,12 +118,13 @@ class TrainingState:
         return {p.name for one in components if one.starts >= max(1, step) for p in one.layer.parameters()}
 
 
-def contents_of(state: TrainingState, optimizer_state: dict | None = None) -> dict[str, dict]:
-    """What the files of a checkpoint hold that change while training, by name. The tensors are those in use.
-    `optimizer_state` is the whole of it where ranks have shares (None: all is in `state`)."""
+def contents_of(state: TrainingState) -> dict[str, dict]:
+    """What the files of a checkpoint hold that change while training, by name. The tensors are those in use. Where
+    ranks have shares it is a collective call, and whole on the main process, of averages in `whole_averages`."""
+    weights = state.model.state_dict() | (state.shares.gather() if state.shares else {})
     contents = {
-        "model_state.pdparams": without(state.model.state_dict(), state.unsaved),
-        "optimizer.pdopt": state.optimizer.state_dict() if optimizer_state is None else optimizer_state,
+        "model_state.pdparams": without(weights, state.unsaved),
+        "optimizer.pdopt": getattr(state.optimizer, "whole_state", state.optimizer.state_dict)(),
         "scheduler.pdparams": state.scheduler.state_dict(),
     }
     if state.scaler:

@@ -73,7 +73,7 @@ def build_optimizer(
         apply_decay_param_fun=decayed.__contains__,
         grad_clip=clip,
     )
-    if arguments.sharding == "stage2" and is_sharded(optimizer):
+    if arguments.sharding in ("stage2", "stage3") and is_sharded(optimizer):
         optimizer.share_gradients()
     return optimizer, scheduler
 
@@ -294,7 +294,7 @@ def has_master(optimizer, parameter) -> bool:
 
 
 def gradient_shares(optimizer):
-    """The `GradientShares` that reduce the gradients of its parameters to their owners; None but with stage 2."""
+    """The `GradientShares` that reduce the gradients of its parameters to their owners; None below stage 2."""
     return getattr(optimizer, "gradients", None)
 
 

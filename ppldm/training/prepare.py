@@ -186,13 +186,18 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
 
         model.compiled_predict = CompiledPrediction(model, world)
     trained, decay = model.trained_parameters(), family.average(config)
-    average = ExponentialMovingAverage(trained, decay) if decay else None
-    stds = getattr(config, "ema_posthoc", None) or ()
-    posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std)) for std in stds}
     ratios, by_group = optimizer.learning_rate_ratios(model, config, arguments.learning_rate)
     alone = [name for name, one in model.components.items() if one.clipped_alone]
     kind = optimizer_kind(arguments, world, trained)
     adamw, rate = optimizer.build_optimizer(trained, ratios, arguments, max_steps, global_batch_size, alone, kind)
+    kept = None
+    if arguments.sharding == "stage3" and optimizer.is_sharded(adamw):
+        from .distributed.parameters import ParameterShares
+
+        kept = ParameterShares(model, adamw).own()
+    average = ExponentialMovingAverage(trained, decay, kept) if decay else None
+    stds = getattr(config, "ema_posthoc", None) or ()
+    posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std), kept) for std in stds}
     optimizer.decorate(model, adamw, arguments)
     if optimizer.is_sharded(adamw):
         adamw.log_share()

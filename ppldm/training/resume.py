@@ -140,7 +140,7 @@ def load_model(folder: Path, state: TrainingState, kept: tuple[str, ...] = ()) -
         if not average.is_file():
             fix = "resume without --use_ema, as the run was started"
             raise CheckpointError(f"{folder} holds no averaged weights; {fix}")
-        state.ema.load_state_dict(_load(average))
+        state.ema.load_state_dict(_load(average, return_numpy=True))
     elif average.is_file():
         get_logger().warning("%s holds averaged weights, which are dropped: --use_ema is not given", folder)
     _load_posthoc(folder / POSTHOC_STATE, state)
@@ -151,7 +151,7 @@ def _load_posthoc(path: Path, state: TrainingState) -> None:
         if path.is_file():
             get_logger().warning("%s is dropped: --ema_posthoc is not given", path)
         return
-    found = _load(path) if path.is_file() else {}
+    found = _load(path, return_numpy=True) if path.is_file() else {}
     for std, average in state.posthoc.items():
         if f"{std:g}" not in found:
             text = f"{path.parent} holds no average of --ema_posthoc {std:g}, which is tracked from the first update on"

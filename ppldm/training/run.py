@@ -31,7 +31,7 @@ from ..weights.model_file import ModelDescription
 from . import checkpoint as checkpoints
 from .checkpoint import TrainerState, TrainingState
 from .metrics import METRICS_FILE, last_step
-from .optimizer import autocast, is_sharded, restore_float32
+from .optimizer import autocast, restore_float32
 from .report import IntervalMetrics
 from .rows import first_caption
 from .run_folder import RUN_FILE, find_job, note_stopped
@@ -78,6 +78,8 @@ class TrainingRun:
         return recipe_text(tree, self.arguments.written, __version__)
 
     def __post_init__(self):
+        if self.state.shares:
+            self.state.shares.begin()
         if self.world.is_main:
             # Not before: a run that its checkpoint refuses must leave the record of the one that trained it.
             write_json(self.output_dir / RUN_FILE, self.config)
@@ -111,7 +113,9 @@ class TrainingRun:
         if every > 0 and (step == self.start_step + 1 or step % every == 0):
             from .distributed.rank_checks import check_ranks
 
-            check_ranks(dict(self.state.model.named_parameters()), step, self.world)
+            shared = self.state.shares.shared if self.state.shares else ()
+            named = {name: one for name, one in self.state.model.named_parameters() if one.name not in shared}
+            check_ranks(named, step, self.world)
 
     def save(self, trainer_state: TrainerState, stopping: bool = False) -> None:
         """Save a checkpoint on the main process, while the others wait. All ranks call it together. With
@@ -119,23 +123,22 @@ class TrainingRun:
         with a warning and its older checkpoints. But the checkpoint with which a run ends must be written before it
         goes on, else DiskFullError is raised."""
         unlogged = self.interval.state()
-        with self.interval.paused():
-            optimizer = self.state.optimizer
-            optimizer_state = optimizer.whole_state() if is_sharded(optimizer) else optimizer.state_dict()
+        with self.interval.paused(), self.state.whole_averages():
+            contents = checkpoints.contents_of(self.state)
             if self.world.is_main:
                 self.saves.wait()
-                self._save(trainer_state, optimizer_state, unlogged, stopping)
+                self._save(trainer_state, contents, unlogged, stopping)
         barrier(self.world)
 
     def keep_snapshots(self, step: int) -> None:
         """Write snapshots of averages where they are due after update `step`. All ranks call it together."""
         if self.snapshots.are_due(step, self.max_steps):
-            with self.interval.paused():
+            with self.interval.paused(), self.state.whole_averages():
                 if self.world.is_main:
                     self.snapshots.write(step)
                 barrier(self.world)
 
-    def _save(self, trainer_state: TrainerState, optimizer_state: dict, unlogged: dict, stopping: bool) -> None:
+    def _save(self, trainer_state: TrainerState, contents: dict, unlogged: dict, stopping: bool) -> None:
         step = trainer_state.global_step
         is_last = stopping or step == self.max_steps
         metadata = {"samples_seen": step * self.global_batch_size, **self._drawn_with(), "identity": self.identity}
@@ -144,7 +147,6 @@ class TrainingRun:
         # By the working folder relative paths of the settings are found.
         metadata |= {"config": self.config, "machine": checkpoints.machine_record(self.world)}
         metadata["working_folder"] = os.getcwd()
-        contents = checkpoints.contents_of(self.state, optimizer_state)
         if self.arguments.use_async_save and not is_last:
             now = self.saves.copy(contents), *deepcopy((trainer_state, metadata))
             self.saves.start(partial(self._write, *now, is_last))
@@ -214,9 +216,12 @@ class TrainingRun:
         """Export the trained model on the main process and say where everything is. All ranks call it together. The
         last checkpoint's weights and state come to lie in the output folder too, where PaddleNLP leaves them."""
         restore_float32(self.state.model, self.state.optimizer)
-        remove_signs(self.world)
-        if not self.world.is_main:
-            return
+        with self.state.whole_parameters(), self.state.whole_averages():
+            remove_signs(self.world)
+            if self.world.is_main:
+                self._finish()
+
+    def _finish(self) -> None:
         step = max(self.max_steps, self.start_step)  # a budget may be lower than what was trained before
         metadata = {"ppldm": __version__, "global_step": step, "samples_seen": step * self.global_batch_size}
         metadata |= {**self._drawn_with(), **self.identity}

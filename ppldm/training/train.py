@@ -191,7 +191,11 @@ class UpdateGuard:
     def _find_rows(self, losses: list[Loss], micro_batches: list[dict]) -> list[int]:
         """The row ids of the micro-batches whose loss is not finite, or else of those whose own gradient is not."""
         bad = [batch for loss, batch in zip(losses, micro_batches, strict=True) if not np.isfinite(float(loss.value))]
-        bad = bad or [batch for batch in micro_batches if not self._has_finite_gradient(batch)]
+        if not bad or self.state.shares:  # ranks that share parameters go back together
+            steep = [batch for batch in micro_batches if not self._has_finite_gradient(batch)]
+            bad = bad or steep
+        if self.state.shares:
+            self.state.shares.end_pass()
         return [int(row) for batch in bad for row in np.asarray(batch["row_ids"])]
 
     def _has_finite_gradient(self, batch: dict) -> bool:
@@ -209,9 +213,8 @@ class UpdateGuard:
 def update_averages(state: TrainingState) -> None:
     """Take the new weights into the averages; of half-precision ones the optimizer's float32 masters."""
     masters = master_weights(state.optimizer)
-    for average in (state.ema, *state.posthoc.values()):
-        if average:
-            average.update(masters)
+    for average in state.averages:
+        average.update(masters)
 
 
 def agree(

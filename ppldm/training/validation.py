@@ -39,7 +39,7 @@ def undisturbed(state: TrainingState):
     generators = paddle.get_rng_state()
     state.model.eval()
     try:
-        with state.ema.applied() if state.ema else nullcontext(), paddle.no_grad():
+        with state.ema.applied() if state.ema else nullcontext(), state.whole_parameters(), paddle.no_grad():
             yield
     finally:
         for layer, training in modes:

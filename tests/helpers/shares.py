@@ -1,8 +1,8 @@
 """Runs one after another on the same ranks, as a script: python shares.py BAD_ROW FACTS RUNS.
 
 RUNS is a JSON file: [name, loop|trainer, flags, family] of each. Each rank writes to FACTS-<rank> the bytes of
-optimizer state that it holds at the end of each run, by name, and what becomes of float32 masters, which no CPU trains
-with.
+optimizer state that it holds at the end of each run, by name, those of gradients and parameters while it trains, and
+what becomes of float32 masters, which no CPU trains with.
 """
 
 import json
@@ -31,32 +31,34 @@ from ppldm.utils.processes.ranks import World
 
 
 def main(bad_row: str, facts: str, runs: str) -> None:
-    held, gradients = {}, {}
+    held, counted = {}, {}
     ppldm.training.distributed.sharding._SMALL = 500  # elements: the tiny model has more and less
     for name, kind, flags, family in json.loads(Path(runs).read_text()):
         run = prepare(*parse_arguments([*flags, "--do_train"], kind == "loop", get_family(family).Config))
         # An autoencoder measures its latents with the noise of the rows.
         poison = poisoned([int(bad_row)]) if family == "ldm" else nullcontext()
-        with poison, gradients_counted(run.state, gradients.setdefault(name, {})):
+        with poison, bytes_counted(run.state, counted.setdefault(name, {})):
             (run_loop if kind == "loop" else run_trainer)(run)
         optimizer = run.state.optimizer
         held[name] = count_bytes(optimizer.state_dict()) + count_bytes(optimizer._accumulators_holder)
     facts = Path(f"{facts}-{run.world.rank}")
-    facts.write_text(json.dumps({"held": held, "gradients": gradients, "masters": masters(run.world)}))
+    facts.write_text(json.dumps({"held": held, "counted": counted, "masters": masters(run.world)}))
 
 
 @contextmanager
-def gradients_counted(state: TrainingState, facts: dict):
-    """Bytes of gradients on this rank, as long as the block runs: most while backward went on (`peak`), most when an
-    update was settled (`settled`), and how many there are in all (`all`)."""
+def bytes_counted(state: TrainingState, facts: dict):
+    """Bytes of gradients, and of trained parameters, on this rank, as long as the block runs: most while backward, and
+    for parameters forward, went on (`peak`), most when an update was settled (`settled`), and all (`all`)."""
     parameters = [p for p in state.model.parameters() if not p.stop_gradient]
     sizes = [(p, 4 * p.size) for p in parameters]  # once: Paddle takes its time to tell them
-    facts |= {"all": sum(size for _, size in sizes), "peak": 0, "settled": 0}
+    facts |= {"all": sum(size for _, size in sizes), "peak": [0, 0], "settled": [0, 0]}
     settle, find_rows, looking = UpdateGuard.settle, UpdateGuard._find_rows, []
 
     def count(what):
-        if not looking:
-            facts[what] = max(facts[what], sum(size for p, size in sizes if p.grad is not None))
+        if not looking and state.model.training:
+            there = [p.grad is not None for p, _ in sizes], [p._is_initialized() for p, _ in sizes]
+            now = [sum(size for (_, size), is_there in zip(sizes, one, strict=True) if is_there) for one in there]
+            facts[what] = [max(pair) for pair in zip(facts[what], now, strict=True)]
 
     def found(referee, *args):  # goes back once more, on this rank alone
         looking.append(True)
@@ -70,6 +72,8 @@ def gradients_counted(state: TrainingState, facts: dict):
 
     UpdateGuard.settle, UpdateGuard._find_rows = counted, found
     hooks = [p._register_backward_hook(lambda *_: count("peak")) for p in parameters]
+    hooks += [one.register_forward_pre_hook(lambda *_: count("peak")) for one in state.model.sublayers()
+              if one._forward_pre_hooks]  # fmt: skip
     try:
         yield
     finally:

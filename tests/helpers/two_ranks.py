@@ -7,10 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from ppldm.networks.model import Loss, Model
+from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
+from ppldm.networks.model import Component, Loss, Model
 from ppldm.training.checkpoint import TrainingState
+from ppldm.training.distributed import parameters as parameters_module
 from ppldm.training.distributed import sharding as shares_module
 from ppldm.training.distributed.rank_checks import check_ranks
 from ppldm.training.optimizer import ClipByGroup
@@ -26,7 +29,10 @@ class Layers(Model):
     """The loss is the mean of squares of what some layers make of `pixels`, [B, 4]; one of them is never asked."""
 
     inputs = {"pixels": None}
-    components = {}
+
+    @property
+    def networks(self):
+        return {"layers": Component(self.layers, trained=True)}
 
     def __init__(self):
         super().__init__()
@@ -41,6 +47,33 @@ class Layers(Model):
         for layer in self.layers:
             pixels = layer(pixels).tanh()
         return Loss((pixels**2).mean())
+
+
+class Critic(Layers):
+    """Two layers, as one unit, are called while they are frozen, and then to learn, as a discriminator is; both ways go
+    back side by side. The last layer is computed again. One parameter is in no layer below."""
+
+    def __init__(self):
+        super().__init__()
+        with paddle.utils.unique_name.guard("critic_"):
+            layers = [paddle.nn.Linear(6, 10), paddle.nn.Tanh(), paddle.nn.Linear(10, 6)]
+            self.layers[1], self.layers[2] = paddle.nn.Sequential(*layers), paddle.nn.Linear(6, 3)
+            self.gain = self.create_parameter([6], default_initializer=paddle.nn.initializer.Constant(1.5))
+        rng = np.random.default_rng(1)
+        for parameter in self.parameters():
+            parameter.set_value(rng.standard_normal(parameter.shape).astype(np.float32))
+
+    def forward(self, pixels):
+        first, critic, last = self.layers
+        hidden = first(pixels).tanh() * self.gain
+        for parameter in critic.parameters():
+            parameter.stop_gradient = True
+        judged = critic(hidden)
+        for parameter in critic.parameters():
+            parameter.stop_gradient = False
+        learned = critic(hidden.detach())
+        again = recompute(last, hidden)
+        return Loss((learned**2).mean() + (judged**2).mean() + (again**2).mean())
 
 
 def batches(rank: int, step: int = 0) -> list[dict]:
@@ -122,6 +155,43 @@ def update(world: World) -> dict:
     return facts
 
 
+def share_parameters(world: World, kind: type) -> dict:
+    """Updates of stages 2 and 3, and which parameters are where."""
+    parameters_module.AT_A_TIME = 1.5 if kind is Critic else 0.25
+    return {"gradients": updates_of(world, kind()), "parameters": updates_of(world, kind(), stage=3)}
+
+
+def updates_of(world: World, model, stage: int = 2) -> dict:
+    """Three, the second of which is skipped."""
+    referee = start(model, world, True)
+    referee.max_skipped, state, named = 2, referee.state, model.trained_parameters()
+    if stage == 3:
+        parameters_module.ParameterShares(model, state.optimizer).begin()
+    kept = state.shares.own() if state.shares else None
+    state.ema = ExponentialMovingAverage(named, GradualDecay(0.5), kept)
+    shared = sorted(name for name, p in named.items() if state.shares and p.name in state.shares.shared)
+    found = {"updates": [], "here": [], "at once": [], "shared": shared, "idle": sorted({*named} - {*shared})}
+    for layer in model.layers:
+        layer.register_forward_post_hook(lambda *_: found["at once"].append(len(here(named, shared))))
+    for step in range(3):
+        micro_batches = batches(world.rank, step)
+        if step == 1 and world.rank == 1:
+            micro_batches[1]["pixels"][0, 0] = float("nan")
+        done = train_step(referee, micro_batches)
+        found["updates"].append([done.loss, done.grad_norm, done.applied])
+        found["here"].append(here(named, shared))
+    for name in ("weights", "restored"):
+        with state.whole_parameters():
+            found[name] = bits(named.values())
+    with state.whole_averages():
+        found["average"] = bits(state.ema.shadow.values())
+    return found
+
+
+def here(named: dict, shared: list) -> list[str]:
+    return [name for name in shared if named[name]._is_initialized()]
+
+
 def fail(world: World) -> dict:
     """What the ranks say of a bad row of rank 1, and of a parameter that differs there."""
     texts = {}
@@ -155,6 +225,7 @@ def main(facts: str) -> None:
         "gathered": gather_objects({"rank": world.rank}, world),
         "gradients": reduce_gradients(world),
         "update": update(world),
+        "parameters": {kind.__name__.lower(): share_parameters(world, kind) for kind in (Layers, Critic)},
         "errors": fail(world),
     }
     Path(f"{facts}-{world.rank}").write_text(json.dumps(found))

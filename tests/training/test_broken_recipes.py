@@ -45,7 +45,7 @@ BROKEN = {
     "run: {seed: -1}": ["run.seed -1 must be from 0 to"],
     "compute: {bf16: true, fp16: true}": ["x.yaml:2: --fp16 and --bf16 do not go together"],
     "compute: {to_static: true, recompute: true}": ["--to_static with --recompute", "omit one of them"],
-    "compute: {sharding: stage3}": ["--sharding stage3 is not supported", "use --sharding stage2"],
+    "compute: {sharding: stage3 offload}": ["--sharding stage3 offload is not supported", "use stage3"],
     "optimizer: {lr_batch_size: 8}": ["--lr_batch_size does nothing without --scale_lr"],
     "run: {max_steps: 0, num_train_epochs: 0}": ["run.num_train_epochs 0.0 must be above 0"],
     "model: {rescale_betas_zero_snr: true}": ["--rescale_betas_zero_snr", "v_prediction"],

@@ -72,6 +72,28 @@ def test_an_update_has_the_same_bits_with_shared_gradients(metadata):
     assert [applied for *_, applied in one["whole"]["updates"]] == [True, False, True]
 
 
+@pytest.mark.parametrize("model", ["layers", "critic"])
+def test_an_update_has_the_same_bits_with_shared_parameters(metadata, model):
+    one, other = (of_rank["parameters"][model] for of_rank in metadata)
+    for found in (one, other):
+        assert json.dumps(found["gradients"]["updates"]) == json.dumps(found["parameters"]["updates"])
+        for name in ("weights", "restored"):  # which all ranks have inside of `whole`, and again after its end
+            assert found["gradients"]["weights"] == found["parameters"][name]
+    average = one["gradients"]["average"]
+    assert average and None not in average and one["parameters"]["average"] == average
+    assert not other["parameters"]["average"]  # whole on the main rank alone
+
+
+@pytest.mark.parametrize("model", ["layers", "critic"])
+def test_a_parameter_is_on_its_owner_between_updates_and_everywhere_while_it_is_needed(metadata, model):
+    one, other = (of_rank["parameters"][model]["parameters"] for of_rank in metadata)
+    for mine, others in zip(one["here"], other["here"], strict=True):
+        assert sorted(mine + others) == sorted({*mine, *others}) == one["shared"] and mine and others
+    for found in (one, other):
+        assert found["idle"] and not set(found["idle"]) & set(found["shared"])
+        assert all(found["at once"]) and max(found["at once"]) < len(found["shared"])
+
+
 def test_the_norm_of_two_ranks_is_that_of_one_with_both_batches(metadata):
     import paddle
     from two_ranks import Layers, batches
@@ -104,7 +126,7 @@ def test_ranks_are_compared_after_the_first_update_of_a_start(monkeypatch, start
     monkeypatch.setattr(ranks_module, "check_ranks", lambda parameters, step, world: steps.append(step))
     model = SimpleNamespace(named_parameters=lambda: [])
     run = SimpleNamespace(arguments=SimpleNamespace(check_ranks_every=every), start_step=start_step, world=None,
-                          state=SimpleNamespace(model=model))  # fmt: skip
+                          state=SimpleNamespace(model=model, shares=None))  # fmt: skip
     for step in range(start_step + 1, 10):
         TrainingRun.check_ranks(run, step)
     assert steps == compared

@@ -62,10 +62,10 @@ def leave_to_paddle(layer: nn.Layer) -> None:
 
 
 def _can(x, weight=None) -> bool:
-    """Whether the operators can compute of x, and of a layer's weight."""
+    """Whether the operators can compute of x, and of a layer's weight, which must be here."""
     if not paddle.in_dynamic_mode() or x.dtype != paddle.float32 or 0 in x.shape or not x.place.is_cpu_place():
         return False
-    if weight is not None and weight.dtype != paddle.float32:
+    if weight is not None and (weight.dtype != paddle.float32 or not weight._is_initialized()):
         return False
     return paddle.base.framework._dygraph_tracer()._amp_level == paddle.base.core.AmpLevel.O0
 

@@ -3,8 +3,8 @@
 Bytes of each device for N trained parameters, as the optimizer and `networks/ema.py` keep them: weights 4 a parameter,
 trained or not, adapters too; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters
 in the optimizer. Gradients 4 N; AdamW's moments 8 N, 4 of Muon's matrices; a moving average 4 N. `--sharding stage1`
-divides what the optimizer has by the devices, stage2 gradients too. Activations, and what the device's libraries take,
-come on top.
+divides what the optimizer has by the devices, stage2 gradients too, stage3 trained weights and averages too, but for
+the layers that are gathered at a time. Activations, and what the device's libraries take, come on top.
 """
 
 from dataclasses import replace
@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 
 from ...config.recipe import Recipe
+from ...config.training import AT_A_TIME, SHARDING_STAGES
 from ...data.text.tokenizer import load_tokenizer
 from ...families.base import get_family
 from ...families.ldm_build import tokenizer_source
@@ -33,10 +34,11 @@ def dry_run(recipe: Recipe, num_devices: int, as_json: bool) -> None:
 
 
 def reckon(recipe: Recipe, num_devices: int) -> dict:
-    """Components with their parameters, bytes of a device by purpose, bytes on the disk, samples of an update."""
+    """Components with their parameters, samples of an update, bytes of a device by purpose, those of weights that only
+    other devices have at a time, bytes on the disk."""
     family, arguments = get_family(recipe.family), recipe.training
     halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
-    components, weights, matrices = {}, 0, 0
+    components, weights, matrices, largest = {}, 0, 0, 0
     untrained = (UNUSED, *(_ENCODING if getattr(recipe.model, "train_decoder_only", False) else ()))
     saved, exported, learned, added = (np.zeros(2, dtype=np.int64) for _ in range(4))  # (numbers, arrays), saved: bytes
     for name, network in family.networks(recipe.model, recipe.data).items():
@@ -53,17 +55,20 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
         saved += np.multiply(name not in family.unsaved(recipe.model), (num_bytes, len(sizes)))
         exported += np.multiply(name in family.exported(recipe.model), (sum(sizes.values()), len(sizes)))
         learned += np.add((sum(own), len(own)), more)
+        largest = max(largest, *own, 0)
         added += more
         matrices += _in_matrices({key: shapes[key] for key in learning}) if arguments.optimizer == "muon" else 0
     trained = int(learned[0])
-    shares, shares_gradients = (num_devices if arguments.sharding in stages else 1 for stages in _SHARED)
+    shares = [num_devices if arguments.sharding in SHARDING_STAGES[stage:] else 1 for stage in range(3)]
     moments = (12 if halves else 8) * trained - 4 * matrices
-    average, optimizer = 4 * trained * count_averages(recipe), -(-moments // shares)
-    sizes = {"weights": weights, "gradients": -(-4 * trained // shares_gradients), "optimizer": optimizer}
+    average, share = 4 * trained * count_averages(recipe), -(-4 * trained // shares[2])
+    elsewhere = 0 if shares[2] == 1 else max(0, 4 * trained - share - max(int(AT_A_TIME * share), 4 * largest))
+    sizes = {"weights": weights - elsewhere, "gradients": -(-4 * trained // shares[1])}
+    sizes |= {"optimizer": -(-moments // shares[0]), "average": -(-average // shares[2])}
     report = {"family": recipe.family, "components": components, "num_devices": num_devices}
     on_disk = _on_disk(recipe, moments + average, saved, exported, learned, added)
     report |= {"samples_an_update": arguments.samples_of_update(num_devices)}
-    return report | {"bytes_a_device": {**sizes, "average": average}, "bytes_on_disk": on_disk}
+    return report | {"bytes_a_device": sizes, "bytes_on_disk": on_disk, "bytes_elsewhere": elsewhere}
 
 
 def count_averages(recipe: Recipe, of_export: bool = False) -> int:
@@ -118,7 +123,6 @@ def _tokens(name: str, shapes: dict, config) -> tuple[int, int]:
 
 _ENTRY_BYTES = 240  # of an array in a .pdparams beside its numbers, and half of that in a .safetensors: measured
 _TEXT_BYTES = 17_000  # of a checkpoint's, or an exported model's, configs, recipe and records
-_SHARED = (("stage1", "stage2"), ("stage2",))  # the stages that share the optimizer's state, and gradients
 
 
 def describe(report: dict) -> str:

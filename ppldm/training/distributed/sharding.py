@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import paddle
 
@@ -49,7 +50,8 @@ class ShardedOptimizer:
         self.world = world
         owners = assign_owners([p.size for p in parameters], world.size)
         self.owners = {p.name: owner for p, owner in zip(parameters, owners, strict=True)}
-        self.gradients: GradientShares | None = None  # stage 2
+        self.gradients: GradientShares | None = None  # stages 2 and 3
+        self.parameter_shares: Any = None  # stage 3: a `ParameterShares`
         self.names_with_master: set[str] = set()  # parameters that have a float32 master on the rank that owns them
 
     def share_gradients(self) -> None:
@@ -66,11 +68,12 @@ class ShardedOptimizer:
         done = super()._create_optimization_pass(own, *args, **kwargs)
         updated = self.gradients.reduced if self.gradients else [parameter for parameter, _ in parameters_and_grads]
         self.names_with_master.update(p.name for p in updated if has_master(self, p))
+        kept = self.parameter_shares.shared if self.parameter_shares else ()
         with waiting(self.world):
-            self._hand_out(updated)
+            self.hand_out([parameter for parameter in updated if parameter.name not in kept])
         return done
 
-    def _hand_out(self, parameters: list) -> None:
+    def hand_out(self, parameters: list) -> None:
         """Broadcast new values from their owners: large ones alone, the small ones of an owner and type together."""
         messages: dict[tuple, list] = {}
         for parameter in parameters:
@@ -109,8 +112,8 @@ class ShardedOptimizer:
         """All ranks' `state_dict` in one, in the main process's memory; nothing on the others. A collective call."""
         own = self.state_dict()
         rest = {key: own.pop(key) for key in own.keys() & {"LR_Scheduler"}}
-        masters = _gather_tensors(own.pop("master_weights", {}), self.world)
-        whole = _gather_tensors(own, self.world)
+        masters = gather_tensors(own.pop("master_weights", {}), self.world)
+        whole = gather_tensors(own, self.world)
         if not self.world.is_main:
             return {}
         return {**whole, **({"master_weights": masters} if masters else {}), **rest}
@@ -125,7 +128,8 @@ class ShardedOptimizer:
         moments = {p.name: _MOMENT_BYTES * (1 if p.name in matrices_of(self) else 2) for p in self._parameter_list}
         sizes = {p.name: p.size * (moments[p.name] + _MASTER_BYTES * has_master(self, p)) for p in self._parameter_list}
         total, own = sum(sizes.values()), sum(size for name, size in sizes.items() if self.owns(name))
-        stage, ranks = "stage2" if self.gradients else "stage1", (self.world.rank, self.world.size)
+        stage = "stage3" if self.parameter_shares else "stage2" if self.gradients else "stage1"
+        ranks = self.world.rank, self.world.size
         text = "--sharding %s: this rank keeps %.3f GB of the optimizer's %.3f GB, rank %d of %d"
         get_logger().info(text, stage, own / 1e9, total / 1e9, *ranks)
 
@@ -160,6 +164,8 @@ class GradientShares:
                     self._send(owner, self._small[owner])
                 while self._sent:
                     self._finish_oldest()
+            if self.optimizer.parameter_shares:
+                self.optimizer.parameter_shares.end_pass()
         finally:
             self._is_reducing = False
             self._small = {}
@@ -222,7 +228,7 @@ def _let_go(parameters: list) -> None:
         parameter.clear_gradient(False)  # positional: by name Paddle 3.3 takes it for True
 
 
-def _gather_tensors(tensors: dict, world: World) -> dict:
+def gather_tensors(tensors: dict, world: World) -> dict:
     """All ranks' float32 tensors by key, with their names, in the main process' host memory; {} on the others. One
     after another, so that no device needs room for more than one that is not its own."""
     whole = {}

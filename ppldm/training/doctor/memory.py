@@ -8,6 +8,7 @@ process      on a device without a memory of its own: the program and its librar
 heap         there: what the C library keeps of what was given back
 copy         there: of what a checkpoint holds, with --use_async_save
 export       what is exported last, as it is written, where that is more than the activations, which are gone then
+whole        the weights that other devices have, where all are gathered to draw: as far as the activations were less
 reading      there: the weights that a model starts from, as they are read, where that is more than what comes later
 
 What a network keeps is counted from its operations without computing any of them (`count_activations`). It is built and
@@ -141,17 +142,21 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
         activations //= 2
     sample = 3 * height * width + 12 * int(np.prod(shapes.latents)) + 8 * tokens
     loaders = arguments.dataloader_num_workers
-    parts = {**states, "activations": activations}
+    parts, elsewhere = {**states, "activations": activations}, reckoned["bytes_elsewhere"]
+    if elsewhere and kind.own_memory:
+        parts["whole"] = max(0, elsewhere - activations)
     if not kind.own_memory:
         parts["batches"] = (_BATCHES_A_LOADER * max(loaders, 2) + 1) * shapes.samples * sample if loaders else 0
         parts["process"] = process + FIRST_UPDATE_BYTES
         parts["heap"] = int(HEAP_SHARE * activations)
         parts["copy"] = on_disk["checkpoint"] if arguments.use_async_save else 0
-        average = states["average"] * count_averages(recipe, of_export=True) // max(1, count_averages(recipe))
-        exported = on_disk["exported"] + average - states["gradients"]  # which are let go before
+        trained = sum(one["trained"] for one in reckoned["components"].values())
+        average = 4 * trained * count_averages(recipe, of_export=True)
+        gathered = elsewhere + average - average // num_devices if elsewhere else 0
+        exported = on_disk["exported"] + average + gathered - states["gradients"]  # which are let go before
         parts["export"] = max(0, exported - activations - parts["heap"])
         later = sum(states.values()) - states["weights"] + activations + parts["heap"] + parts["export"]
-        parts["reading"] = max(0, _read_bytes(family, recipe, reckoned["components"]) - later)
+        parts["reading"] = max(0, elsewhere + _read_bytes(family, recipe, reckoned["components"]) - later)
     return Memory(parts, tuple(unknown), shapes.samples * sample, on_disk, operations)
 
 

@@ -138,16 +138,19 @@ HALVES = ("--bf16", "true", "--fp16_opt_level", "O2")
 
 @pytest.mark.parametrize("words, sharding", [
     ((), ""), ((), "stage1"), ((), "stage2"), (HALVES, ""), (HALVES, "stage1"), (("--use_ema", "true"), "stage2"),
+    (("--use_ema", "true"), "stage3"),
 ])  # fmt: skip
 def test_bytes_of_a_device(tiny, home, monkeypatch, words, sharding):
     words = ("--bf16", "false", "--sharding", sharding, *words)
     report = reckon(tiny, home, monkeypatch, "sd15-finetune", *words, num_devices=3)
     halves, unet, text_encoder = "O2" in words, 859_520_964, 123_060_480
+    elsewhere = 4 * (unet - unet // 3) - unet // 3 if sharding == "stage3" else 0  # but for a quarter of a share
+    assert report["bytes_elsewhere"] == elsewhere
     assert report["bytes_a_device"] == {
-        "weights": 4 * 83_653_863 + (2 if halves else 4) * (unet + text_encoder),
-        "gradients": 4 * unet // (3 if sharding == "stage2" else 1),
+        "weights": 4 * 83_653_863 + (2 if halves else 4) * (unet + text_encoder) - elsewhere,
+        "gradients": 4 * unet // (3 if sharding in ("stage2", "stage3") else 1),
         "optimizer": (12 if halves else 8) * unet // (3 if sharding else 1),
-        "average": 4 * unet if "--use_ema" in words else 0,
+        "average": 4 * unet // (3 if sharding == "stage3" else 1) if "--use_ema" in words else 0,
     }
     assert report["samples_an_update"] == 3 * 2 * 8
     assert "in all" in dry_run.describe(report)

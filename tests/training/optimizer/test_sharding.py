@@ -46,6 +46,7 @@ ADVERSARY = {
 }  # fmt: skip
 SHARES = {"sharding": "stage1"}
 GRADIENTS = {"sharding": "stage2"}
+PARAMETERS = {"sharding": "stage3"}
 MUON = {"optimizer": "muon"}
 SEED = int(os.environ.get("PPLDM_SEED", 1))
 
@@ -57,15 +58,21 @@ def drawn(number: int, *cases: tuple) -> list[tuple]:
 PAIRS = drawn(1, ("loop whole", "loop shares"), ("trainer whole", "trainer shares"), ("loop whole", "fused shares"),
               ("loop whole", "loop gradients"), ("trainer whole", "trainer gradients"),
               ("at once whole", "at once gradients"), ("muon whole", "muon shares"),
-              ("muon whole", "muon gradients"))  # fmt: skip
-TWO_NETWORKS = drawn(1, ("autoencoder whole", "autoencoder shares"), ("autoencoder whole", "autoencoder gradients"))
+              ("muon whole", "muon gradients"), ("loop whole", "loop parameters"),
+              ("trainer whole", "trainer parameters"), ("at once whole", "at once parameters"),
+              ("muon whole", "muon parameters"))  # fmt: skip
+TWO_NETWORKS = drawn(1, ("autoencoder whole", "autoencoder shares"), ("autoencoder whole", "autoencoder gradients"),
+                     ("autoencoder whole", "autoencoder parameters"))  # fmt: skip
 BEGINNINGS = drawn(1, ("before it began", 2), ("after it began", 4))
 CHANGES = drawn(1, ("loop whole", "whole then shares"), ("trainer whole", "shares then whole"),
                 ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole"),
+                ("loop whole", "whole then parameters"), ("trainer whole", "parameters then whole"),
                 ("muon whole", "muon whole then shares"))  # fmt: skip
-RANKS = drawn(1, ("one then shares", "loop shares"), ("one then gradients", "loop gradients"))
+RANKS = drawn(1, ("one then shares", "loop shares"), ("one then gradients", "loop gradients"),
+              ("one then parameters", "loop parameters"))  # fmt: skip
 OWNERS = drawn(1, ("loop gradients", "loop whole"), ("trainer gradients", "trainer whole"),
-               ("at once gradients", "at once whole"), ("whole then gradients", "loop whole"))  # fmt: skip
+               ("at once gradients", "at once whole"), ("whole then gradients", "loop whole"),
+               ("loop parameters", "loop whole"), ("at once parameters", "at once whole"))  # fmt: skip
 
 
 @settings(deadline=None)
@@ -119,7 +126,15 @@ def plans(tiny, top: Path) -> dict[str, list]:
     plan("one then gradients", "loop", **GRADIENTS, **after("one"))
     plan("at once whole", "loop", **AT_ONCE)
     plan("at once gradients", "loop", **AT_ONCE, **GRADIENTS)
+    plan("loop parameters", "loop", recompute=True, **PARAMETERS)
+    plan("whole then parameters", "loop", recompute=True, **PARAMETERS, **after("loop whole"))
+    plan("trainer parameters", "trainer", **PARAMETERS)
+    plan("parameters then whole", "trainer", **after("trainer parameters"))
+    plan("one then parameters", "loop", **PARAMETERS, **after("one"))
+    plan("at once parameters", "loop", **AT_ONCE, **PARAMETERS)
+    plan("six parameters", "loop", **PARAMETERS, per_device_train_batch_size=1, gradient_accumulation_steps=3)
     plan("muon whole", "loop", **MUON)
+    plan("muon parameters", "loop", **MUON, **PARAMETERS)
     plan("muon shares", "loop", **MUON, **SHARES)
     plan("muon gradients", "trainer", **MUON, **GRADIENTS)
     plan("muon whole then shares", "trainer", **MUON, **SHARES, **after("muon whole"))
@@ -127,6 +142,7 @@ def plans(tiny, top: Path) -> dict[str, list]:
     plan_autoencoder("autoencoder whole", "loop")
     plan_autoencoder("autoencoder shares", "loop", **fused, **SHARES)
     plan_autoencoder("autoencoder gradients", "trainer", **fused, **GRADIENTS)
+    plan_autoencoder("autoencoder parameters", "loop", **PARAMETERS)
     plan_autoencoder("before it began", "loop", **fused, **GRADIENTS, **after("autoencoder whole"))
     plan_autoencoder("after it began", "trainer", **fused, **SHARES, resume_from_checkpoint=whole / "checkpoint-4")
     return found
@@ -150,15 +166,21 @@ def runs(request, tiny, tmp_path_factory):
     with poisoned([bad_row]):
         run_loop(prepare(tiny.flags(top / "one", **SETTINGS, per_device_train_batch_size=8)))
     played = [item for item in request.session.items if item.path == request.path]
-    (top / "plans.json").write_text(json.dumps(needed(played, plans(tiny, top))))
+    return top, launch(top, 2, needed(played, plans(tiny, top)), bad_row), bad_row
+
+
+def launch(folder: Path, num_ranks: int, plans: list, bad_row: int) -> list[dict]:
+    """The facts of so many ranks that do these runs."""
+    (folder / "plans.json").write_text(json.dumps(plans))
     result = subprocess.run(
-        [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", top / "log",
-         ROOT / "tests/helpers/shares.py", str(bad_row), top / "facts", top / "plans.json"],
+        [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(num_ranks),
+         "--log_dir", folder / "log", ROOT / "tests/helpers/shares.py", str(bad_row), folder / "facts",
+         folder / "plans.json"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         cwd=ROOT, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return top, [json.loads((top / f"facts-{rank}").read_text()) for rank in (0, 1)], bad_row
+    return [json.loads((folder / f"facts-{rank}").read_text()) for rank in range(num_ranks)]
 
 
 @pytest.mark.slow
@@ -216,6 +238,22 @@ def test_the_number_of_ranks_may_change(tiny, runs, tmp_path, more, fewer):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["six parameters"])
+def test_three_ranks_go_on_from_two_as_stage_2_does(tiny, runs, tmp_path, name):
+    settings = {**SETTINGS, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    settings["resume_from_checkpoint"] = runs[0] / name / "checkpoint-2"
+    stages = {"two": GRADIENTS, "three": PARAMETERS}
+    made = [[one, "loop", tiny.flags(tmp_path / one, **settings, **how), "ldm"] for one, how in stages.items()]
+    facts = [fact["counted"]["three"] for fact in launch(tmp_path, 3, made, runs[2])]
+    assert_same_checkpoint(tmp_path / "two", tmp_path / "three", 4)
+    straight, found = losses(runs[0] / name)[2:], losses(tmp_path / "three")
+    assert found == losses(tmp_path / "two") and found[1] is None is straight[1]
+    np.testing.assert_allclose(found[0], straight[0], rtol=1e-5)
+    assert sum(fact["settled"][1] for fact in facts) == facts[0]["all"]
+    assert max(fact["settled"][1] for fact in facts) < 0.35 * facts[0]["all"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("whole, shares", PAIRS)
 def test_each_rank_keeps_half(runs, whole, shares):
     top, metadata, _ = runs
@@ -223,7 +261,7 @@ def test_each_rank_keeps_half(runs, whole, shares):
     assert [fact["held"][whole] for fact in metadata] == [in_all, in_all]
     held = [fact["held"][shares] for fact in metadata]
     assert sum(held) == in_all and max(held) < 0.51 * in_all
-    stage = "stage1" if "shares" in shares else "stage2"
+    stage = {"shares": "stage1", "gradients": "stage2", "parameters": "stage3"}[shares.split()[-1]]
     logs = [(top / "log" / f"workerlog.{rank}").read_text(errors="replace") for rank in (0, 1)]
     assert all(f"--sharding {stage}: this rank keeps 0.000 GB of the optimizer's 0.00" in log for log in logs)
 
@@ -231,13 +269,25 @@ def test_each_rank_keeps_half(runs, whole, shares):
 @pytest.mark.slow
 @pytest.mark.parametrize("name, other", OWNERS)
 def test_gradients_end_whole_on_their_owner_and_nowhere_else(runs, name, other):
-    metadata = [fact["gradients"][name] for fact in runs[1]]
+    metadata = [fact["counted"][name] for fact in runs[1]]
     in_all = metadata[0]["all"]
-    assert sum(fact["settled"] for fact in metadata) == in_all
-    assert max(fact["settled"] for fact in metadata) < 0.51 * in_all
-    if name == "at once gradients":  # with accumulation, the sum of a rank's micro-batches is nowhere else
-        assert max(fact["peak"] for fact in metadata) < 0.75 * in_all
-    assert [fact["gradients"][other]["settled"] for fact in runs[1]] == [in_all, in_all]
+    assert sum(fact["settled"][0] for fact in metadata) == in_all
+    assert max(fact["settled"][0] for fact in metadata) < 0.51 * in_all
+    if "at once" in name:  # with accumulation, the sum of a rank's micro-batches is nowhere else
+        assert max(fact["peak"][0] for fact in metadata) < 0.75 * in_all
+    assert [fact["counted"][other]["settled"] for fact in runs[1]] == [[in_all, in_all]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["loop parameters", "at once parameters"])
+def test_a_rank_holds_its_parameters_and_what_is_computed(runs, name):
+    """And no more than is reckoned: a share, and at a time a quarter of one, or the largest layer."""
+    metadata = [fact["counted"][name] for fact in runs[1]]
+    in_all = metadata[0]["all"]
+    assert sum(fact["settled"][1] for fact in metadata) == in_all
+    for fact in metadata:
+        assert in_all / 2 < fact["peak"][1] <= fact["settled"][1] + in_all / 2 / 4
+        assert fact["settled"][1] < 0.51 * in_all
 
 
 @pytest.mark.slow
