@@ -1,7 +1,7 @@
 """The frozen networks that `ppldm precompute` encodes with. From the load on this process computes exactly. Each batch
 has the full size, padded with black pictures or empty captions: what is computed of one depends on no other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,19 +53,26 @@ class PictureEncoder:
 
 class TextEncoder:
     """Captions, at most `batch_size`, to their last hidden states, float32 [n, L, D]: L is the key's
-    `model_max_length`. With a projection [n, L + 1, D], as `join_caption` says. embed: tokens [n, L] to these. key:
-    without captions or part."""
+    `model_max_length`. With a projection [n, L + 1, D], as `join_caption` says. layer: the text encoder, or
+    `networks.transformers.sd3.CaptionEncoders`. key: without captions or part."""
 
     measured = False
 
-    def __init__(self, embed: Callable, width: int, tokenizer, key: EmbeddingsKey, batch_size: int):
-        self._embed, self._tokenizer, self.key = embed, tokenizer, key
+    def __init__(self, layer, width: int, tokenizer, key: EmbeddingsKey, batch_size: int):
+        self._layer, self._tokenizer, self.key = layer, tokenizer, key
         self.batch_size, self.digest, self.header = batch_size, key.digest, {"width": width}
 
     @paddle.no_grad()
     def __call__(self, captions: Sequence[str]) -> np.ndarray:
         ids = self._tokenizer.encode([*captions, *[""] * (self.batch_size - len(captions))])
-        return self._embed(paddle.to_tensor(ids)).numpy()[: len(captions)]
+        ids, end_id = paddle.to_tensor(ids), self._tokenizer.end_id
+        if self.key.rows:
+            made = self._layer.embed(ids)
+        elif self.key.text_projection:
+            made = join_caption(*projected_caption(self._layer, ids, end_id))
+        else:
+            made = hidden_states(self._layer, ids, end_id if self.key.mask_pad_tokens else None)
+        return made.numpy()[: len(captions)]
 
 
 def load_picture_encoder(request: Any) -> PictureEncoder:
@@ -102,14 +109,7 @@ def load_text_encoder(request: Any) -> TextEncoder:
     layer = fill_component(kind, found)
     layer.eval()
     get_logger().info("the text encoder of %s has the digest %s", request.model, key.text_encoder)
-    masked_by = words.end_id if key.mask_pad_tokens else None
-
-    def embed(ids):
-        if key.text_projection:
-            return join_caption(*projected_caption(layer, ids, words.end_id))
-        return hidden_states(layer, ids, masked_by)
-
-    return TextEncoder(embed, hidden_width(found.config), words, key, request.batch_size)
+    return TextEncoder(layer, hidden_width(found.config), words, key, request.batch_size)
 
 
 def _load_several(source, transformer: dict, request: Any) -> TextEncoder:
@@ -127,7 +127,7 @@ def _load_several(source, transformer: dict, request: Any) -> TextEncoder:
     get_logger().info(
         "the text encoders of %s (%s) have the digest %s", request.model, ", ".join(found), key.text_encoder
     )
-    return TextEncoder(captions.embed, captions.shape[1], words, key, request.batch_size)
+    return TextEncoder(captions, captions.shape[1], words, key, request.batch_size)
 
 
 def several_key(text_encoders: dict[str, ComponentWeights], tokenizer, captions, dtype: str) -> EmbeddingsKey:

@@ -20,7 +20,7 @@ _NAMES = {
     "cascade_decoder": "a Stable Cascade decoder", "effnet": "an EfficientNet encoder",
     "vqgan": "a Paella autoencoder", "image_encoder": "a CLIP image encoder", "uvit": "a UViT", "dit": "a DiT",
     "cascade_controlnet": "a Stable Cascade ControlNet", "microdit": "a MicroDiT", "text_encoder": "a text encoder",
-    "single_stream": "a single-stream transformer", "pixels": "pixels in place of a VAE",
+    "single_stream": "a single-stream transformer", "pixels": "a VAE of pixels",
     "sd3": "a transformer of Stable Diffusion 3", "text_encoder_2": "a second text encoder",
     "text_encoder_3": "a third text encoder",
     "projected_text_encoder": "a text encoder with a projection", "transformer": "a transformer",

@@ -36,14 +36,15 @@ PUBLISHED = {"cascade_prior": "cascade_c_1b", "cascade_decoder": "cascade_b_700m
              "sd3": "sd3_tiny"}  # fmt: skip
 CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ldmbert": TEXT_ENCODER_CONFIG,
            "clip": CLIP, "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG,
-           "single_stream": SINGLE_STREAM_CONFIG, "cascade_controlnet": CASCADE_CONTROLNET} | {
+           "single_stream": SINGLE_STREAM_CONFIG, "cascade_controlnet": CASCADE_CONTROLNET,
+           "pixels": {"colour_space": "rgb"}} | {
     kind: json.loads((CONFIG_DIR / f"{name}.json").read_text()) for kind, name in PUBLISHED.items()
 }  # fmt: skip
 # How many settings a model.json has of each, which is refused where one of them is missing: an older one then, too.
 COUNTS = {
     "unet": 49, "controlnet": 32, "uvit": 17, "dit": 24, "microdit": 15, "vae": 19, "ldmbert": 15, "clip": 12, "t5": 13,
     "cascade_prior": 23, "cascade_decoder": 23, "effnet": 3, "vqgan": 9, "image_encoder": 10, "cascade_controlnet": 8,
-    "single_stream": 10,
+    "single_stream": 10, "pixels": 9,
     "sd3": 11,
 }  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
@@ -266,6 +267,7 @@ def test_an_unknown_setting_that_asks_for_nothing_is_another_version_s():
 @pytest.mark.parametrize("wanted", ["vae", "unet", "ldmbert", "text_encoder", "transformer"])
 def test_a_config_of_another_kind_is_recognised(given, wanted):
     kinds = {
+        "vae": ("pixels",),
         "text_encoder": ("ldmbert", "clip", "t5"),
         "transformer": ("uvit", "dit", "microdit", "sd3", "single_stream"),
     }
@@ -345,7 +347,7 @@ def test_files_are_named(tmp_path):
 @pytest.mark.parametrize("path", sorted(CONFIG_DIR.glob("*.json")), ids=lambda path: path.name)
 def test_published_configs_are_read(path):
     table = "ldmbert" if "bert" in path.name else path.name.partition("_")[0].partition(".")[0]
-    table = "image_encoder" if table == "image" else table
+    table = {"image": "image_encoder", "single": "single_stream"}.get(table, table)
     if table == "cascade":
         table = {"c": "cascade_prior", "b": "cascade_decoder"}[path.name.split("_")[1]]
     assert json.loads(path.read_text()).items() <= read_new_config(table, path, "").items()
