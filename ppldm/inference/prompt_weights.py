@@ -130,11 +130,17 @@ def _unknown(tokenizer, texts: list[str]) -> str:
     words, shown = [word for word in found if not {*word} <= {*punctuation}], []
     for word in words[:_SHOWN_WORDS]:  # only words with the same first letter are compared
         near = nearest(word.lower(), sorted(one for one in tokenizer.seen or () if one[0] == word[0].lower()), _NEAR)
-        where = next((text for text in texts if word.lower() in text.lower()), "") if len(texts) > 2 else ""
+        where = _first_with(word, texts) if len(texts) > 2 else ""
         notes = where and f'in "{shorten(where, _SHOWN_LETTERS)}"', near and f"nearest that it knows: {near}"
         shown.append(f"{word} ({'; '.join(filter(None, notes))})" if any(notes) else word)
     more = ", …" if len(words) > _SHOWN_WORDS else ""
     return f"words that the model does not know: {', '.join(shown)}{more}" if words else ""
+
+
+def _first_with(word: str, texts: list[str]) -> str:
+    """The first text that has a word by itself, else in another, as languages without spaces have it; "" for none."""
+    alone = re.compile(rf"(?<!\w){re.escape(word)}(?!\w)", re.IGNORECASE)
+    return next(filter(alone.search, texts), next((text for text in texts if word.lower() in text.lower()), ""))
 
 
 def _cut(pipeline, texts: list[str], weighted: bool, has_syntaxes: bool) -> str:

@@ -168,10 +168,11 @@ def _read(places) -> list:
         except DataError as error:
             if run in map(local_path, places):
                 raise
-            problems.append(error)
-            get_logger().warning("passing over %s: %s", run, error)
+            problems.append((run, error))
     if problems and not found:
-        raise problems[0]
+        raise problems[0][1]
+    for run, error in problems:
+        get_logger().warning("passing over %s: %s", run, error)
     return found
 
 

@@ -126,7 +126,7 @@ def runs_in(place) -> list[Path]:
     if found := find_runs(folder):
         return found
     what = f"is not a run's folder, nor holds one (no {RUN_FILE})" if folder.exists() else "is not there"
-    raise ConfigError(f"{folder} {what}; name a training's --output_dir")
+    raise ConfigError(f"{folder} {what}; name a training's --output_dir, or wait until it has begun")
 
 
 def one_run(place) -> Path:

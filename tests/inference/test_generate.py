@@ -20,7 +20,7 @@ from ppldm.diffusion.drawing import Drawing
 from ppldm.inference.load import load
 from ppldm.inference.pictures.plan import Plan
 from ppldm.inference.pipeline import TextToImage
-from ppldm.inference.prompt_weights import describe_prompts
+from ppldm.inference.prompt_weights import _first_with, describe_prompts
 from ppldm.inference.prompts import Request, read_requests
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
@@ -338,6 +338,14 @@ def test_unknown_words_and_other_pictures_are_named(pipeline, tmp_path, capfd):
     said = capfd.readouterr().err
     assert "words that the model does not know: zebra, horse\n" in said
     assert f"1 pictures of other commands are in {tmp_path} too" in said
+
+
+@pytest.mark.parametrize(
+    "word, found",
+    [("a", "a green heart"), ("A", "a green heart"), ("紫", "紫色的心"), ("tar", "blue star"), ("owl", "")],
+)
+def test_the_prompt_that_is_named_has_the_word_by_itself_where_one_has(word, found):
+    assert _first_with(word, ["blue star", "a green heart", "紫色的心"]) == found
 
 
 @pytest.mark.parametrize("syntax, prompt, lost", [

@@ -151,16 +151,26 @@ def _describe_list(entries: dict) -> str:
     return "\n".join([*lines, more])
 
 
+def _settings(given) -> str:
+    """Of a step of a pipeline: flags."""
+    if not isinstance(given, dict):
+        return str(given)
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
+
+
 def _describe_entry(entry: dict) -> str:
+    hubs = {source["hub"] for source in entry["pictures"] if source["hub"]}
     facts = {
         "what": entry["title"],
         "licence": f"{entry['licence']['name']} ({entry['licence']['page']})",
-        "terms to accept": entry["gate"],
+        "terms to accept": "of each repository under files" if entry["gate"] and len(hubs) > 1 else entry["gate"],
         "withdrawn": entry["withdrawn"],
         "rows": f"{entry['rows']:,}" if entry["rows"] else "",
         "rows after the filter": f"{entry['filtered_rows']:,} published" if entry["filtered_rows"] else "",
         "GB": entry["gigabytes"],
-        "pipeline": entry["pipeline"],
+        "made by": "; ".join(
+            f"ppldm {step} with {_settings(given)}" for step, given in entry["pipeline"].items() if step != "small"
+        ),
         "train with": entry["training_flags"],
         "not looked up": entry["unsure"],
         "checked": f"{entry['checked']}, by {'; '.join(entry['facts'])}" if entry["checked"] else "",

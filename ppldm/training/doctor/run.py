@@ -424,4 +424,6 @@ def _words(hours: float) -> str:
     """In the unit that a person would take."""
     if hours >= 24 * 365:
         return f"{hours / 24 / 365:,.0f} years"
+    if hours >= 48:
+        return f"{hours / 24:,.0f} days"
     return f"{hours:.3g} h" if hours >= 1 else f"{hours * 60:.3g} min" if hours * 60 >= 1 else f"{hours * 3600:.2g} s"

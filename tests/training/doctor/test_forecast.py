@@ -45,7 +45,7 @@ def test_a_run_leaves_its_model_and_the_snapshots_that_are_due(every, steps):
 
 def test_a_run_of_days_on_a_cpu_is_a_warning():
     assert [next(tell(None, hours, True)).status for hours in (0.0, 40.0, 60.0)] == ["ok", "ok", "warning"]
-    assert "at least 60 h" in str(next(tell(None, 60.0, True))) and "--max_steps" in next(tell(None, 60.0, True)).fix
+    assert "at least 2 days" in str(next(tell(None, 60.0, True))) and "--max_steps" in next(tell(None, 60.0, True)).fix
     measured = forecast(360.0, 1000, 0, 1, None)
     assert next(tell(measured, is_cpu=True)).status == "warning" and next(tell(measured)).status == "ok"
     assert least_hours(10**12, 2000) == pytest.approx(2 * least_hours(10**12, 1000), rel=0.9)
