@@ -10,6 +10,8 @@ is of about the same size at every level.
 import numpy as np
 import paddle
 
+from ppldm.utils.processes.ranks import World
+
 LOG_SNR = np.linspace(-5.0, 5.0, 6)
 ROWS = 128
 
@@ -57,16 +59,9 @@ def curve_of(model, batches: list[dict]) -> np.ndarray:
 def held_out_batches(model, held_out) -> list[dict]:
     """Latents (the posterior's means, scaled), tokens and noise of the rows of a `training.validation.HeldOut`."""
     found = []
-    for number, batch in held_out.batches(held_out_world()):
+    for number, batch in held_out.batches(World.detect()):
         given = {name: batch[name] for name in ("pixel_values", "moments", "uncached") if name in batch}
         latents = model.latents(paddle.zeros([1]), **given)
         noise = np.random.default_rng([7, number]).standard_normal(latents.shape, dtype=np.float32)
         found.append({"latents": latents, "input_ids": batch["input_ids"], "noise": paddle.to_tensor(noise)})
     return found
-
-
-def held_out_world():
-    """One process."""
-    from ppldm.utils.processes.ranks import World
-
-    return World.detect()

@@ -127,11 +127,12 @@ class Study:
 
     def pairs(self, variant: str) -> list[tuple[dict, dict]]:
         """(plain, variant) of the seeds, in order, up to the first that is not there."""
-        rates = self.rate_of(PLAIN), self.rate_of(variant)
-        found = []
+        rates, found = (self.rate_of(PLAIN), self.rate_of(variant)), []
+        if None in rates:
+            return found
         for seed in range(1, paired.LOOKS[-1] + 1):
             pair = tuple(self.result(Run(*one, seed)) for one in zip((PLAIN, variant), rates, strict=True))
-            if None in rates or None in pair:
+            if None in pair:
                 break
             found.append(pair)
         return found
@@ -235,11 +236,14 @@ def train(run: Run, flags: dict, out: Path, world: Path) -> str:
 
 
 def words_of(flags: dict, run: Run, folder: Path, world: Path) -> list[str]:
-    """Words of `ppldm train`."""
+    """Words of `ppldm train`: the files of the world are the preset's, wherever they lie."""
+    of_world = {"file_list": "data/demo.filelist.list", "tokenizer_name": "data/tokenizer",
+                "vae_name_or_path": "autoencoder/vae"}  # fmt: skip
+    of_world = {name: world / place for name, place in of_world.items()}
     others = {"learning_rate": flags["learning_rate"] * run.rate, "seed": run.seed, "output_dir": folder}
     others["validation_file_list"] = world / "data/held_out.filelist.list"
     words = ["--overwrite_output_dir"]
-    for name, value in {**flags, **others}.items():
+    for name, value in {**of_world, **flags, **others}.items():
         if value is None:  # of the plain recipe, and not for this variant
             continue
         listed = value if isinstance(value, list) else [value]

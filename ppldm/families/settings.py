@@ -319,8 +319,7 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     enable_xformers_memory_efficient_attention: bool = _model(False)
     "Memory-efficient attention in what removes the noise (GPU only)."
     methods: list[str] = _loss([])
-    """Train by these methods too: alignment, consistency, contrastive_flow, mup, tread; with options as
-    contrastive_flow:weight=0.1 (docs/methods.md)."""
+    """Train by these methods too (docs/methods.md has them), with options as contrastive_flow:weight=0.1."""
 
     def chosen_methods(self) -> tuple:
         """The methods by which is trained (`ppldm.methods`). Raises ConfigError."""

@@ -64,6 +64,20 @@ def test_the_curve_is_the_error_of_the_picture(kind):
     np.testing.assert_allclose(currency.curve_of(Model(), [batch]), 0.01, rtol=0.02)
 
 
+def test_where_nothing_is_tuned_yet_nothing_is_told(tmp_path):
+    made = study.Study(tmp_path, {"plain": {}, "other": {}})
+    assert made.summary()["rows"] == [] and made.differences("other") == []
+
+
+def test_the_files_are_those_of_the_world_that_is_named(tmp_path):
+    words = study.words_of({"learning_rate": 1.0}, study.Run("plain", 1, 1), tmp_path / "run", tmp_path / "world")
+    assert words[words.index("--file_list") + 1] == str(tmp_path / "world/data/demo.filelist.list")
+    words = study.words_of(
+        {"learning_rate": 1.0, "vae_name_or_path": "pixels"}, study.Run("plain", 1, 1), tmp_path, tmp_path
+    )
+    assert words[words.index("--vae_name_or_path") + 1] == "pixels"
+
+
 def test_what_tells_the_picture_itself_is_taken_at_its_word():
     process, sigma = Process(prediction_type="flow_sample"), np.float64(0.5)
     found = process.picture(process.prediction(3.0, 1.0, sigma), 1.0, (0.5, sigma))
