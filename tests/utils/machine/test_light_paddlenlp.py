@@ -32,7 +32,7 @@ LIGHT = [
     "import ppldm.inference.pipeline",
     "import ppdiffusers, paddlenlp; assert paddlenlp.transformers.BertModel",
     # What numpy 2 has of that name is its own.
-    "import numpy; own = vars(numpy).get('bool', bool); import ppdiffusers; assert numpy.bool is own",
+    "import numpy, ppdiffusers; assert numpy.bool is (numpy.bool_ if numpy.__version__ >= '2' else bool)",
 ]
 WHOLE = [
     "import ppldm.training.trainer; from paddlenlp import trainer; assert trainer.Trainer is trainer.trainer.Trainer",
