@@ -96,7 +96,7 @@ def vocabulary_folder(name: str) -> Path:
 
 @cache
 def sd3_vocabularies() -> Path:
-    """The folder of the first tokenizer of Stable Diffusion 3, which has that of the second `beside` it."""
+    """The folder of Stable Diffusion 3's first tokenizer; the second lies `beside` it."""
     _write_vocabulary("open-clip", "sd3_2")
     return _write_vocabulary("clip", "sd3")
 
@@ -142,7 +142,7 @@ def write_mends(folder: Path, mends: bool) -> None:
 
 
 def beside(folder: Path, text_encoder: str) -> Path:
-    """The folder of a text encoder's tokenizer, beside that of the first: tokenizer_2 of `text_encoder_2`."""
+    """Where a text encoder's tokenizer lies if the first one lies in `folder`: `text_encoder_2` has tokenizer_2."""
     return folder.with_name(folder.name + text_encoder.removeprefix("text_encoder"))
 
 

@@ -109,7 +109,7 @@ def load(
 
 
 def _add_tokens(weights: Weights, path, tokenizer, metadata: dict, textual_inversion: Sequence[str]):
-    """(the model at `path`, its tokenizer or that of the folder `tokenizer`), with the tokens of textual inversions."""
+    """(model, tokenizer), which know the textual inversions too; the tokenizer of the model, or one in a folder."""
     folder = tokenizer or weights.tokenizer
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")

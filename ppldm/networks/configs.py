@@ -193,7 +193,7 @@ def latent_shape(vae, height: int, width: int) -> tuple[int, int, int]:
 
 
 def is_pixels(vae) -> bool:
-    """Whether what stands in the place of a VAE leaves pictures as they are, by its config."""
+    """Whether a config is a `PixelAutoencoder`'s, which leaves pictures as they are, and not a real VAE's."""
     return "colour_space" in vae
 
 

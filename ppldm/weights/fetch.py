@@ -222,16 +222,17 @@ def naming_hub_errors(asked: str, local_only: bool) -> Iterator[None]:
     try:
         yield
     except (HfHubHTTPError, HFValidationError, *network_errors(), OSError) as error:
-        answered = isinstance(error, HfHubHTTPError) and not isinstance(error, LocalEntryNotFoundError)
-        if answered or not isinstance(error, (LocalEntryNotFoundError, *network_errors())):
+        # An answer of the hub is an error of the network too; that nothing is in the cache is such an answer's kind.
+        unreached = isinstance(error, network_errors()) and not isinstance(error, HfHubHTTPError)
+        if unreached or isinstance(error, LocalEntryNotFoundError):
             raise ModelError(
-                f"there is no folder {asked} here ({meant_path(asked)}), and the hub gives no model of that name "
-                f"({str(error).splitlines()[0]})"
+                f"there is no folder {asked} here ({meant_path(asked)}), no model of that name in the cache, and the "
+                f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
+                "download the model first on every machine, where the network is, or name a mirror in HF_ENDPOINT"
             ) from error
         raise ModelError(
-            f"there is no folder {asked} here ({meant_path(asked)}), no model of that name in the cache, and the "
-            f"{'network is not to be used' if local_only else 'hub cannot be reached'}; "
-            "download the model first on every machine, where the network is, or name a mirror in HF_ENDPOINT"
+            f"there is no folder {asked} here ({meant_path(asked)}), and the hub gives no model of that name "
+            f"({str(error).splitlines()[0]})"
         ) from error
 
 

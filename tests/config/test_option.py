@@ -1,11 +1,21 @@
 """A setting's statement: what values it takes, in which words it refuses others."""
 
+import argparse
 from dataclasses import dataclass
 
 import pytest
 
 from ppldm.config.data import DataOptions
-from ppldm.config.option import REQUIRED, Bounds, check_value, identity_of, option, options, parse_value
+from ppldm.config.option import (
+    REQUIRED,
+    Bounds,
+    check_value,
+    explain_unknown,
+    identity_of,
+    option,
+    options,
+    parse_value,
+)
 from ppldm.config.training import TrainingOptions
 from ppldm.utils.errors import ConfigError
 
@@ -130,6 +140,12 @@ def test_ranges_in_words(bounds, words):
 def test_the_limits_of_ranges():
     assert [Bounds(above=0, most=1).hold(value) for value in (0, 0.1, 1, 1.1)] == [False, True, True, False]
     assert [Bounds(least=0, below=1).hold(value) for value in (-0.1, 0, 0.9, 1)] == [False, True, True, False]
+
+
+def test_a_path_without_a_flag_is_told_that_it_needs_one(tmp_path):
+    parser = argparse.ArgumentParser()
+    assert "name a path by its flag" in explain_unknown(str(tmp_path), parser)
+    assert "flags start with --" in explain_unknown("nothing-here", parser)
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,20 @@ def test_tokens_of_patches_are_aligned_with_those_of_dinov2(tiny, tmp_path, name
     assert method.unsupported(UVitConfig()) == ("to_static", "recompute")
 
 
+def test_alignment_takes_a_vae_without_a_convolution_behind_its_latents(tiny):
+    """As Stable Diffusion 3's is."""
+    model = attached(tiny, "alignment")
+    model.vae.post_quant_conv = None
+    batch, latents = make_batch(2), paddle.randn([2, 4, 4, 4])
+    (method,) = model.methods
+    found = method._features(model, latents)
+    decoder = model.vae.decoder
+    hidden = decoder.mid_block(decoder.conv_in(model.latent_map.to_autoencoder(latents)))
+    hidden = hidden - 0.6 * hidden.mean([2, 3], keepdim=True)
+    np.testing.assert_allclose(found.numpy(), (hidden / hidden.std([2, 3], keepdim=True)).numpy(), rtol=1e-3, atol=1e-5)
+    assert np.isfinite(float(model.loss(batch).value))
+
+
 @pytest.mark.parametrize("words", [["alignment"], ["contrastive_flow"], ["alignment", "contrastive_flow"]])
 def test_terms_are_of_the_training_only(tiny, words):
     plain, model, batch = make_model(tiny), attached(tiny, *words), make_batch(4)

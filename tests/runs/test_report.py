@@ -240,13 +240,22 @@ def test_a_sweep_without_texts_is_over_the_scales(tmp_path):
     assert curve.x == "guidance_scale" and [x[0] for _, x, _ in curve.points] == [1, 3]
 
 
-def test_a_folder_of_runs_is_those_that_have_a_line(runs, tmp_path):
+def test_a_folder_whose_only_run_has_no_line_yet_says_so_once(tmp_path, caplog):
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun/run.json").write_text("{}")
+    with pytest.raises(DataError, match="begun/metrics.jsonl"):
+        report([str(tmp_path)], (), str(tmp_path / "report.html"))
+    assert "passing over" not in caplog.text
+
+
+def test_a_folder_of_runs_is_those_that_have_a_line(runs, tmp_path, caplog):
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/run.json").write_text("{}")
     out = str(tmp_path / "report.html")
     report([str(tmp_path)], (), out)
     found = (tmp_path / "report.html").read_text()
     assert [one["name"] for one in held_of(found)["now"]["runs"]] in (["first <b>", "second"], ["second", "first <b>"])
+    assert caplog.text.count("passing over") == 1
     with pytest.raises(DataError, match="begun/metrics.jsonl"):
         report([str(tmp_path / "begun")], (), out)
 

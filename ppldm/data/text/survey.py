@@ -76,7 +76,7 @@ class Survey:
         shown = spread([path for path in self.captions if self.sides.get(path, 1)], 3)
         lines = [f"{count_of(len(self.captions), 'picture')} with captions from {where}:"]
         lines += [f"  {path.relative_to(self.folder)}: {self.captions[path][:100]}" for path in shown]
-        bare = [path for path in self.without if path not in damaged]
+        bare = [path for path in self.without if self.sides.get(path, 1)]
         for why, those in (("no caption", bare), (f"damaged, of {len(self.sides)} looked at", damaged)):
             if those:
                 lines.append(f"{why}: {count_of(len(those), 'picture')} left out, such as {those[0]}")
@@ -133,15 +133,12 @@ def survey(folder, flag: str = "--pictures") -> Survey:
         raise DataError(f"{flag} {folder}: {bad[0].name} and {len(bad) - 1} more of {len(sides)} pictures cannot be "
                         "read; save them again as JPEG or PNG")  # fmt: skip
     described: set[Path] = set()
-    for way, table, captions, files in _ways(folder, pictures):
+    for way, table, captions, files, lost in _ways(folder, pictures):
         described |= captions.keys()
         if 2 * len(captions) >= len(pictures):
             without = tuple(path for path in pictures if path not in captions)
             found = {path: captions[path] for path in pictures if path in captions}
-            lost: list[str] = []
-            if table:
-                _read_table(table, pictures, lost)
-            return Survey(folder, way, table, found, (*pictures, *files), without, sides, tuple(lost))
+            return Survey(folder, way, table, found, (*pictures, *files), without, sides, lost)
     example = next(path for path in pictures if path not in described).relative_to(folder)
     remedy = f"write one into {example.with_suffix('.txt')}, or all into metadata.csv under the line file_name,text"
     if tables := _tables(folder):
@@ -158,7 +155,7 @@ def _table_above(folder: Path, pictures: list[Path]) -> Path | None:
     """A table one folder up that has captions of most pictures."""
     for table in _tables(folder.absolute().parent):
         with suppress(PpldmError, OSError):
-            if 2 * len(_read_table(table, [path.absolute() for path in pictures])) >= len(pictures):
+            if 2 * len(_read_table(table, [path.absolute() for path in pictures])[0]) >= len(pictures):
                 return table
     return None
 
@@ -252,16 +249,18 @@ def _list(folder: Path, flag: str) -> list[Path]:
     return pictures
 
 
-def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None, dict[Path, str], list[Path]]]:
-    """(one of WAYS, the table, captions by picture, files that they are in) of each way there is."""
+def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None, dict, list[Path], tuple]]:
+    """(one of WAYS, the table, captions by picture, files that they are in, names in these without a picture) of each
+    way there is."""
     for table in sorted(_tables(folder), key=lambda path: (path.stem != "metadata", path)):
-        yield "table", table, _read_table(table, pictures), [table]
+        captions, lost = _read_table(table, pictures)
+        yield "table", table, captions, [table], lost
     texts = [*filter(None, map(find_text, pictures))]
     beside = dict(zip(pictures, map_in_threads(caption_beside, pictures, "reading captions"), strict=True))
-    yield "files", None, {path: caption for path, caption in beside.items() if caption}, texts
+    yield "files", None, {path: caption for path, caption in beside.items() if caption}, texts, ()
     named = {path: caption_of_name(path.stem) or caption_of_name(path.parent.name) * (path.parent != folder)
              for path in pictures}  # fmt: skip
-    yield "names", None, {path: caption for path, caption in named.items() if caption}, []
+    yield "names", None, {path: caption for path, caption in named.items() if caption}, [], ()
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -285,17 +284,17 @@ def caption_beside(picture: Path) -> str:
     return ""
 
 
-def _read_table(table: Path, pictures: list[Path], lost: list[str] | None = None) -> dict[Path, str]:
-    """The captions of a table by the picture that each line names: by its path, or by a name that only one has. Of two
-    columns with other names than usual, as in another language, one names pictures, and the other has the captions.
-    lost: takes in the names for which there is no picture."""
+def _read_table(table: Path, pictures: list[Path]) -> tuple[dict[Path, str], tuple[str, ...]]:
+    """(the captions of a table by the picture that each line names, the names for which there is no picture). A picture
+    is named by its path, or by a name that only one has. Of two columns with other names than usual, as in another
+    language, one names pictures, and the other has the captions."""
     known: dict[str, Path | None] = {}
     for path in pictures:
         for name in (path.name, path.stem):
             known[name] = None if name in known else path
     for path in pictures:
         known[str(path.absolute())] = known[str(path.relative_to(table.parent))] = path
-    captions = {}
+    captions, lost = {}, []
     for values in _records(table, known):
         name = find_image(values) or next((one for one in values.values() if isinstance(one, str) and one in known), "")
         others = [column for column in values if values[column] != name]
@@ -303,9 +302,9 @@ def _read_table(table: Path, pictures: list[Path], lost: list[str] | None = None
         picture = known.get(name.removeprefix("./"))
         if picture and column and (caption := " ".join(str(values[column] or "").split())):
             captions[picture] = caption
-        elif not picture and name and lost is not None:
+        elif name and name.removeprefix("./") not in known:
             lost.append(name)
-    return captions
+    return captions, tuple(lost)
 
 
 def _records(table: Path, known) -> Iterator[dict]:

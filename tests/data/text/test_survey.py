@@ -240,6 +240,16 @@ def test_what_a_table_names_and_is_not_there_is_said(folder):
     assert f"no caption: 1 picture left out, such as {folder}/{NAMES[0]}.png" in told and told.count("broken") == 1
 
 
+def test_a_name_that_two_pictures_have_is_not_called_lost(folder):
+    for place in ("x", "y"):
+        (folder / place).mkdir()
+        Image.new("RGB", (64, 64)).save(folder / place / "twice.png")
+    lines = [f"{name},{caption}" for name, caption in [("twice.png", "a"), ("gone.png", "b")]]
+    lines += [f"{name}.png,{caption}" for name, caption in zip(NAMES, "cde", strict=True)]
+    (folder / "metadata.csv").write_text("\n".join(["file_name,text", *lines]) + "\n")
+    assert survey(folder).lost == ("gone.png",)
+
+
 def test_a_damaged_table_is_named(folder):
     (folder / "metadata.parquet").write_bytes(b"PAR1 no table")
     assert "cannot read the table" in refusal(folder) and "metadata.parquet" in refusal(folder)
