@@ -7,17 +7,19 @@ import re
 from collections.abc import Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import wrap
 from typing import Any
 
 from ..utils.errors import PpldmError
 from .data import DataOptions
 from .load import Layer, Setting, escape, file_layers, for_yaml, load, preset_path
+from .network_files import KNOWN_MODELS
 from .option import Option, Schema, options
 from .training import TrainingOptions
 
 SECTIONS = ("model", "data", "optimizer", "compute", "run", "logging", "validation")
+_PIPELINE = "model.model_name_or_path"
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,17 @@ def merge_settings(layers: list[Layer], loop: bool, config: type, keep_missing: 
     """All settings of a recipe by key, as `load.load`; `loop`: with the defaults of that loop. Raises ConfigError."""
     family = Option("What is trained.", config.family, config.family, name="family", choices=(config.family,))
     usual = {"family": config.family} | defaults(config, loop)
-    return load(layers, {"family": family} | schema_of(config), usual, keep_missing)
+    return load(_without_replaced(layers, config), {"family": family} | schema_of(config), usual, keep_missing)
+
+
+def _without_replaced(layers: list[Layer], config: type) -> list[Layer]:
+    """The layers; where one names a whole pipeline, weaker ones lose the networks that it replaces."""
+    named = [at for at, layer in enumerate(layers) if _PIPELINE in layer.values]
+    if not named or layers[named[-1]].values[_PIPELINE] in (None, *KNOWN_MODELS):
+        return layers
+    at, replaced = named[-1], [f"model.{name}" for name in getattr(config, "replaced_by_pipeline", ())]
+    kept = ({key: value for key, value in one.values.items() if key not in replaced} for one in layers[:at])
+    return [replace(one, values=values) for one, values in zip(layers, kept, strict=False)] + layers[at:]
 
 
 def recipe_of(settings: dict[str, Setting], config: type) -> Recipe:

@@ -177,6 +177,10 @@ class LdmConfig(UNetSettings):
     family: ClassVar[str] = "ldm"
     new_text_encoder = "ldmbert"
     default_tokenizer = DEFAULT_TOKENIZER
+    replaced_by_pipeline = (
+        *("vae_name_or_path", "unet_name_or_path", "pretrained_text_encoder_name"),
+        *("text_encoder_config_file", "unet_config_file"),
+    )
     how_to_freeze = "add --freeze_text_encoder, or start from a frozen one with --pretrained_text_encoder_name"
 
     model_name_or_path: str | None = _model(
@@ -216,8 +220,7 @@ class LdmConfig(UNetSettings):
     )
 
     def check(self) -> None:
-        weights = ("vae_name_or_path", "unet_name_or_path", "pretrained_text_encoder_name")
-        given = [one for one in (*weights, "text_encoder_config_file", "unet_config_file") if getattr(self, one)]
+        given = [one for one in self.replaced_by_pipeline if getattr(self, one)]
         if self.starts_from_pipeline and given:
             name = self.model_name_or_path
             what = "is a whole pipeline" if Path(name).exists() else "is not here, so it must be a pipeline on a hub"

@@ -8,7 +8,7 @@ import pytest
 from command_line import make_recipe, tree_of
 
 from ppldm.config.data import DataOptions
-from ppldm.config.load import Setting
+from ppldm.config.load import Layer, Setting
 from ppldm.config.option import Bounds, Needs, identity_of, option, options
 from ppldm.config.recipe import (
     SECTIONS,
@@ -16,11 +16,13 @@ from ppldm.config.recipe import (
     flatten,
     groups_of,
     idle_settings,
+    merge_settings,
     naming_origins,
     schema_of,
     sections_of,
 )
 from ppldm.config.training import TrainingOptions
+from ppldm.families.ldm import LdmConfig
 from ppldm.utils.errors import ConfigError, FilelistError
 
 
@@ -125,6 +127,23 @@ def test_settings_without_effect_are_found():
     tree["optimizer"]["lr_scheduler_type"] = "polynomial"
     tree["model"]["width"] = 10
     assert not idle_settings(make_recipe(tree, True, Config), True)
+
+
+@pytest.mark.parametrize(
+    "layers, replaced",
+    [
+        (({"unet_config_file": "u"}, {"model_name_or_path": "run"}), True),
+        (({"model_name_or_path": "old"}, {"unet_config_file": "u"}, {"model_name_or_path": "run"}), True),
+        (({"model_name_or_path": "run"}, {"unet_config_file": "u"}), False),  # a contradiction, which is refused
+        (({"unet_config_file": "u", "model_name_or_path": "run"},), False),
+        (({"unet_config_file": "u"}, {"model_name_or_path": "CompVis/ldm_laion400M_pretrain"}), False),  # a size
+        (({"unet_config_file": "u"}, {"model_name_or_path": "run"}, {"model_name_or_path": None}), False),
+    ],
+)
+def test_a_pipeline_replaces_the_networks_of_weaker_layers(layers, replaced):
+    said = [Layer(str(at), {f"model.{name}": value for name, value in one.items()}) for at, one in enumerate(layers)]
+    found = merge_settings(said, True, LdmConfig)["model.unet_config_file"]
+    assert (found.value, found.origin == "default") == ((None, True) if replaced else ("u", False))
 
 
 def test_files_of_curves_lie_in_the_output_folder():

@@ -47,7 +47,7 @@ ppldm convert quickstart/data/images --out data
 # Folders of it that pages know by other names, and lists of its rows.
 COPIES = {
     "shapes_world/autoencoder/vae": "VAE outputs/autoencoder/vae CompVis/stable-diffusion-v1-4/vae",
-    "output": "outputs/run outputs/other outputs/small quickstart/diffusion OUT",
+    "output": "outputs/run outputs/other outputs/small quickstart/diffusion OUT RUN",
     "output/pipeline": "MODEL",
     "stable_diffusion/pipeline": "stable-diffusion-v1-5/stable-diffusion-v1-5 PIPELINE openai/clip-vit-large-patch14",
     "quickstart/data/images": "pictures my_dog my_pictures photographs pictures/g7.5",
