@@ -279,7 +279,10 @@ show_progress() {
                 fetched=$((fetched + ${sizes[${line# Downloaded }]:-0}))
                 if [[ $clear ]] || ((fetched - told >= 50)) || ((fetched == announced)); then
                     told=$fetched
-                    printf '%s' "$clear    $fetched of $announced MiB of large wheels fetched$end"
+                    line="$fetched of $announced MiB of large wheels fetched"
+                    # Nothing is told from the last one on until all are unpacked.
+                    ((fetched < announced)) || line+="; building and unpacking: up to 2 minutes, 10 where the machine is busy"
+                    printf '%s' "$clear    $line$end"
                 fi
                 ;;
             "   Building "*" @ file:"*) ;; # ppldm
@@ -291,7 +294,7 @@ show_progress() {
             Prepared*) printf '%s\n' "$clear    ${line/Prepared/fetched and unpacked}" ;;
             Installed*)
                 printf '%s\n' "$clear    ${line/Installed/installed}"
-                [[ $line != *" "??*" packages"* ]] || printf '%s' "$clear    compiling them: up to a minute$end"
+                [[ $line != *" "??*" packages"* ]] || printf '%s' "$clear    compiling them: up to a minute, 10 where the machine is busy$end"
                 ;;
             "Bytecode compiled"*) printf '%s\n' "$clear    ${line/Bytecode c/c}" ;;
             # Of both.

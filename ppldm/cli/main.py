@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 
 from ..config.option import parse_known_or_suggest, show_values
-from ..utils.errors import ConfigError, exit_on_error, showing_hyphens
+from ..utils.errors import ConfigError, exit_on_error, quiet_others, showing_hyphens
 from ..utils.text import did_you_mean
 from ..utils.variables import network_forbidden
 
@@ -155,6 +155,7 @@ def parse_flags(name: str, words: list[str]) -> dict:
 
 def main() -> None:
     """The console script `ppldm`."""
+    quiet_others()
     with exit_on_error():
         run(sys.argv[1:])
 

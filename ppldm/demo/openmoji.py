@@ -110,7 +110,7 @@ def demo_data(
         if limit or subset != "all":
             raise ConfigError("--limit and --subset choose drawings of OpenMoji; give --rows for the shapes world")
         make_shapes_world(Path(out), World(size, language, max_objects, seed), rows, redo=redo)
-        sys.stdout.write(f"{rows} scenes; train with --file_list {Path(out, 'demo.filelist.list')}\n")
+        sys.stdout.write(f"{rows} scenes; for ppldm train: --file_list {Path(out, 'demo.filelist.list')}\n")
         return
     if language == "both":
         raise ConfigError("--language both is for --world shapes; OpenMoji's names are captions in en or zh")
@@ -129,7 +129,7 @@ def demo_data(
         sys.stdout.write(f"{out} holds this data already: {state['pictures']} pictures; nothing to do\n")
         return
     state = make_demo_data(Path(out), **arguments)
-    sys.stdout.write(f"{state['pictures']} pictures; train with --file_list {Path(out, 'demo.filelist.list')}\n")
+    sys.stdout.write(f"{state['pictures']} pictures; for ppldm train: --file_list {Path(out, 'demo.filelist.list')}\n")
 
 
 def make_demo_data(out: Path, size: int, limit: int, language: str, subset: str) -> dict:

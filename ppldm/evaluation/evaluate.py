@@ -17,6 +17,7 @@ from ..utils.entry import entry
 from ..utils.errors import ConfigError
 from ..utils.files import local_path
 from ..utils.log import quiet_libraries
+from ..utils.machine.cpu import load_paddle
 from ..utils.machine.devices import use_device
 from ..utils.processes.ranks import World, join_world
 from ..utils.text import count_of, print_report
@@ -37,10 +38,10 @@ def evaluate(
     prompts: str = None,  # file of prompts, as of generate, or COCO's captions; by default the captions of --against
     num_samples: int = None,  # pictures to draw; by default one a prompt, of 1000 prompts at most
     num_real: int = None,  # real pictures to use, chosen once for all; by default all
-    guidance_scale: _Scales = (7.5,),  # how strongly to follow the prompt; several: a result for each
+    guidance_scale: _Scales = (),  # how strongly to follow the prompt, by default the model's. Several: a result each
     guidance_interval: Interval = None,
     cfg_zero: bool = False,  # CFG-Zero*: scale the branch without caption, and leave the first step out; for flow
-    num_inference_steps: int = 50,  # sampler's steps
+    num_inference_steps: int = None,  # sampler's steps; default: the model's, or 50
     sampler: str = None,  # ddim (default), ddpm, pndm, lms, euler, euler-ancestral, dpm-solver++; flow-euler for flow
     negative_prompt: str = "",  # what the pictures should not show, for prompts without one of their own
     seed: int = 23,  # of the pictures that are drawn
@@ -74,11 +75,13 @@ def evaluate(
     flags = SimpleNamespace(**locals())
     flags.sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
     flags.lora = check_loras(lora)
-    flags.drawing = Drawing(num_inference_steps, guidance_scale[0], flags.sampler, guidance_interval=guidance_interval,
-                            cfg_zero=cfg_zero)  # fmt: skip
+    flags.guidance_scale = list(dict.fromkeys(guidance_scale)) or [None]
+    flags.drawing = Drawing(num_inference_steps, flags.guidance_scale[0], flags.sampler, cfg_zero=cfg_zero,
+                            guidance_interval=guidance_interval)  # fmt: skip
     _check(flags)
     flags.what = what and str(model_in(local_path(what)))
     flags.watch = watch and str(one_run(watch))
+    load_paddle(1 if exact else threads or (1 if flags.watch else None))  # before `job` imports it as it is
     from .job import MODEL, kind_of
 
     kind = MODEL if flags.watch else kind_of(local_path(flags.what))
@@ -119,7 +122,7 @@ def _open_job(flags, kind: str):
     if kind != MODEL and (name := next((one for one in ("lora", "guide_model") if getattr(flags, one)), None)):
         raise ConfigError(f"--{name} changes a model that draws, and {flags.what} is none; omit it, or name the model")
     wanted, left_out = choose_metrics(flags.metrics, networks, paired=kind == AUTOENCODER)
-    axes, side = {SCALE: list(dict.fromkeys(flags.guidance_scale))}, flags.resolution
+    axes, side = {SCALE: flags.guidance_scale}, flags.resolution
     loading = ("original_config_file", "lora", "tokenizer", "offline", "decoder", "guide_model")
     return Job(
         against=local_path(flags.against),
@@ -138,14 +141,13 @@ def _run(job, flags, kind: str) -> dict:
     from .job import AUTOENCODER, PICTURES
 
     what, out = local_path(flags.watch or flags.what), local_path(flags.out or "evaluation")
-    threads = 1 if flags.exact else flags.threads
     if kind == PICTURES and not World.detect().is_main:
         return {}  # nothing is drawn, and the main rank measures
     if kind == PICTURES and all(one.features in (None, "pixels") for one in job.wanted):
         return job.of_pictures(what, out)
     if not flags.watch:
         check_name(what)
-    with entry(threads=threads or (1 if flags.watch else None), meets=True):
+    with entry(meets=True):
         use_device(flags.device)
         world = join_world()
         quiet_libraries()
@@ -183,5 +185,6 @@ def _describe_left_out(left_out: dict[str, str]) -> list[str]:
 
 def _describe_plan(plan: dict) -> str:
     known = {name: value if isinstance(value, list) else [value] for name, value in plan.items() if name != "left_out"}
-    lines = [f"{name}: {', '.join(map(str, values))}" for name, values in known.items()]
+    told = {name: ("the model's" if one is None else str(one) for one in values) for name, values in known.items()}
+    lines = [f"{name}: {', '.join(values)}" for name, values in told.items()]
     return "\n".join(lines + _describe_left_out(plan["left_out"]))

@@ -142,8 +142,7 @@ class Job:
 
         pipeline = load(model, ema=ema, **self.loading)
         resolution = self.resolution or pipeline.resolution
-        plan = self.plan_drawing(resolution)
-        plan = replace(plan, drawing=plan.drawing.fit(pipeline.model.process))
+        plan = self.plan_drawing(resolution).fit(pipeline.model)
         claim = {
             "of": pipeline.fingerprint,
             "against": self.real(resolution).digest,
@@ -155,8 +154,9 @@ class Job:
         with self._claimed(out, claim, world):
             if world.is_main:
                 warn_of_prompts(pipeline, (one for r in plan.requests for one in (r.prompt, r.negative_prompt)))
-            places = [out / f"g{short(scale)}" for scale in self.scales]
-            for scale, folder in zip(self.scales, places, strict=True):
+            scales = plan.axes[SCALE]
+            places = [out / f"g{short(scale)}" for scale in scales]
+            for scale, folder in zip(scales, places, strict=True):
                 own = replace(plan, axes={SCALE: [scale]})
                 draw_plan(pipeline, own, own.records(pipeline), folder, batch_size=self.batch_size, world=world)
             barrier(world)
@@ -342,13 +342,14 @@ def _evaluate_once(job: Job, checkpoint: Path, out: Path) -> dict[Path, Result] 
 def _is_done(job: Job, checkpoint: Path, folder: Path) -> bool:
     """Whether the results of all guidance scales are there, of these weights and with these metrics."""
     manifest, wanted = read_manifest(checkpoint).get("crc32"), {one.name for one in job.wanted}
-    for scale in job.scales:
-        found = read_json(folder / f"g{short(scale)}.json")
+    files = folder.glob("g*.json") if job.scales == [None] else (folder / f"g{short(one)}.json" for one in job.scales)
+    results = [read_json(path) for path in files]
+    for found in results:
         if not isinstance(found, dict) or found["of"]["weights"].get("manifest") != manifest:
             return False
         if not wanted <= names_of(found["metrics"]) | found["left_out"].keys():
             return False
-    return True
+    return bool(results)
 
 
 def publish(run: Path, out: Path) -> None:

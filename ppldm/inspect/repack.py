@@ -93,7 +93,7 @@ def _describe(out: str, manifest: dict) -> str:
         return f"{manifest['rewritten']} of {manifest['parts']} part(s) rewritten in place, {sizes}"
     text = f"{manifest['rows_out']} of {manifest['rows_in']} rows in {len(manifest['parts'])} part(s)"
     lines = [text, *(f"  skipped, {reason}: {count}" for reason, count in manifest["skipped"].items())]
-    return "\n".join([*lines, f"train with --file_list {Path(out, 'repacked.filelist.list')}"])
+    return "\n".join([*lines, f"for ppldm train: --file_list {Path(out, 'repacked.filelist.list')}"])
 
 
 def repack_in_place(parts: list[PartName], num_workers: int) -> dict:

@@ -137,6 +137,6 @@ def describe(report: dict) -> str:
         f"  unknown words: {report['unknown_share']:.2%}{unknown}",
         f"  captions cut at {report['max_length']} tokens: {report['cut_share']:.2%}; the median has "
         f"{report['median_tokens']}, 99 % have at most {report['tokens_of_99_percent']}",
-        f"train with --tokenizer_name {report['out']} --model_max_length {report['max_length']}",
+        f"for ppldm train: --tokenizer_name {report['out']} --model_max_length {report['max_length']}",
     ]
     return "\n".join(lines + describe_bad_parts(report["bad_parts"]))

@@ -348,7 +348,7 @@ def describe(report: dict) -> str:
         lines += [f"    {reason}: {count:,}" for reason, count in stage["dropped"].items()]
     lines.append(f"projected for {report['whole_rows']:,} rows of metadata, on this machine:")
     lines += [_line(name, stage) for name, stage in report["projected"].items()]
-    return "\n".join([*lines, f"train with --file_list {report['file_list']}"])
+    return "\n".join([*lines, f"for ppldm train: --file_list {report['file_list']}"])
 
 
 def describe_plan(stages: list[Stage]) -> list[str]:

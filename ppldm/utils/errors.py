@@ -5,6 +5,7 @@ around an entry point: the user sees that line and an exit status other than 0; 
 """
 
 import errno
+import logging
 import os
 import re
 import select
@@ -12,6 +13,7 @@ import shutil
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Collection
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
@@ -111,6 +113,14 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, no quota, a f
 def debugging() -> bool:
     """True where `PPLDM_DEBUG` asks for tracebacks."""
     return is_on("PPLDM_DEBUG")
+
+
+def quiet_others() -> None:
+    """In a command: leave out Python's warnings of other packages, on which nobody can act, and what they log below
+    WARNING. What they log from there on stays, and errors do."""
+    if not debugging() and not sys.warnoptions:
+        warnings.filterwarnings("ignore", module=r"(?!ppldm\b|__main__\b)")
+        logging.basicConfig(level=logging.WARNING)  # which makes theirs do nothing
 
 
 def describe(error: Exception) -> str:

@@ -13,6 +13,8 @@ from .text import escape, one_line, shorten
 
 _FOLLOW_SECONDS = 0.5
 _MAX_LINE_LENGTH, _MAX_NAME_LENGTH = 2000, 60  # characters
+_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}, about {remaining} left, {rate_fmt}{postfix}]"
+_SMOOTHING = 0.05  # of the rate by which a terminal's bar tells what is left: that of some dozens of the last updates
 
 
 class _Handler(logging.StreamHandler):
@@ -66,8 +68,10 @@ def be_quiet() -> None:
 def progress(iterable=None, **kwargs) -> tqdm:
     """A progress bar on stderr, for use in a `with`; a line every 30 s where stderr is not a terminal."""
     kwargs = {"disable": _quiet, **kwargs, "desc": one_line(kwargs.get("desc") or "", _MAX_NAME_LENGTH) or None}
+    if hasattr(iterable, "__len__") or kwargs.get("total") is not None:
+        kwargs.setdefault("bar_format", _BAR)
     if sys.stderr.isatty():
-        return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, **kwargs)
+        return tqdm(iterable, file=sys.stderr, dynamic_ncols=True, smoothing=_SMOOTHING, **kwargs)
     return tqdm(iterable, file=_Lines(), ncols=100, **{"mininterval": 30, "delay": 10, "position": 0, **kwargs})
 
 

@@ -123,7 +123,7 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
             _begin(folder, later, records)
             machine = slowness()
             times = describe_time(*expect(stages, records, number - 1, machine))
-            tell(f"{place} {_label(stage, records[stage.name])} ({times})")
+            tell(f"{place} {_label(stage, records[stage.name])} ({times}, while the machine is as busy as now)")
             _run_timed(folder, stage, records, run or run_stage, machine)
             report.append(f"{records[stage.name].seconds:6.0f} s  {stage.title}")
     sys.stderr.write("".join(f"{line}\n" for line in report))

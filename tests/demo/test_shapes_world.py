@@ -247,7 +247,7 @@ def test_another_world_is_refused_and_made_again_when_asked(data, tmp_path, caps
     demo_data(str(data), **flags, redo=True)
     demo_data(str(tmp_path / "fresh"), **flags)
     assert read_tree(data) == read_tree(tmp_path / "fresh")
-    assert f"12 scenes; train with --file_list {tmp_path}/fresh/demo.filelist.list" in capsys.readouterr().out
+    assert f"12 scenes; for ppldm train: --file_list {tmp_path}/fresh/demo.filelist.list" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

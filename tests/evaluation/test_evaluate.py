@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -205,6 +206,18 @@ def test_prompts_and_their_number(pictures, trained, tmp_path, capfd):
     assert sorted(path.name for path in (tmp_path / "o" / "g7.5").iterdir()) == [
         *(f"00{number}-0{index}.png" for number in (0, 1) for index in (0, 1))
     ]
+
+
+def test_pictures_are_drawn_as_the_model_says(trained, tiny, tmp_path, capsys):
+    own = shutil.copytree(trained / "pipeline", tmp_path / "own")
+    known = json.loads((own / "ppldm.json").read_text()) | {"guidance_scale": 2, "num_inference_steps": 1}
+    (own / "ppldm.json").write_text(json.dumps(known))
+    command = ["evaluate", str(own), "--against", tiny.file_list, "--num-samples", "2", "--metrics", "frechet"]
+    run([*command, "--dry-run"])
+    assert "guidance_scale: the model's" in capsys.readouterr().out
+    run([*command, "--out", str(tmp_path / "o")])
+    drawn = results_of(tmp_path / "o")["g2.json"]["settings"]["drawn"]
+    assert {"guidance_scale": 2.0, "num_inference_steps": 1}.items() <= drawn.items()
 
 
 IMPORTS = """

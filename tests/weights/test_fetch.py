@@ -346,13 +346,21 @@ def test_a_mistyped_path_of_three_pieces_asks_nobody(tmp_path, monkeypatch):
             check_name(wrong)
 
 
-def test_a_mistyped_path_of_two_pieces_asks_nobody_where_one_is_near(tmp_path, monkeypatch):
+def test_a_path_of_two_pieces_that_is_not_there_asks_nobody(tmp_path, monkeypatch):
+    """The folder is here that it lies in, unless an owner's models do: then only what is near was meant as a path."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "outputs/mine").mkdir(parents=True)
-    with pytest.raises(ModelError, match="did you mean outputs/mine?"):
-        check_name("outputs/mien")
-    for name in ("outputs/another-model", "owner/mien"):
+    (tmp_path / "outputs/mine/diffusion").mkdir(parents=True)
+    (tmp_path / "owner/mine/unet").mkdir(parents=True)
+    for wrong, meant in (("outputs/mien", "outputs/mine"), ("owner/mien", "owner/mine")):
+        with pytest.raises(ModelError, match=f"no folder or file {wrong}; did you mean {meant}?"):
+            check_name(wrong)
+    for name in ("owner/another-model", "elsewhere/mien"):
         check_name(name)
+    with pytest.raises(ModelError, match="no folder or file outputs/another-model; check the path"):
+        check_name("outputs/another-model")
+    (tmp_path / "outputs/mine/diffusion/run.json").write_text("{}")
+    with pytest.raises(ModelError, match="nothere; name one that is there, as the run outputs/mine/diffusion"):
+        check_name("nothere")
 
 
 @pytest.mark.parametrize("name", ["PPLDM_OFFLINE", "HF_HUB_OFFLINE"])

@@ -10,6 +10,7 @@ from fastcore.meta import delegates
 from ...networks.engine import Dtype, Engine
 from ...utils.errors import ConfigError
 from ...utils.files import local_path
+from ...utils.log import get_logger
 from ...weights.fetch import check_name
 from ...weights.lora.flag import Loras, check_loras
 from ..pictures.ask import GuideModel, require_positive
@@ -71,6 +72,7 @@ def _serve(
 
         use_device(device)
         quiet_libraries()
+        get_logger().info("loading %s; the address follows", ", ".join(models))
         pictures = Pictures(folder, max_memory_mb << 20)
         sources = {name: describe_source(name, offline, **told) for name in models}
         painter = Painter({name: load(name, offline=offline, **told, **computed) for name in models}, sources)

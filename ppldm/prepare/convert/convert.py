@@ -92,7 +92,7 @@ def convert(
         if dry_run:
             print_report(conversion.plan(), _describe_plan, json)
             return
-        advice = f"\ntrain with --file_list {conversion.out / name}.filelist.list"
+        advice = f"\nfor ppldm train: --file_list {conversion.out / name}.filelist.list"
         print_report(conversion.run(), lambda manifest: describe(manifest) + advice, json)
 
 

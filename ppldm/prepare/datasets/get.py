@@ -478,4 +478,4 @@ def _describe_report(report: dict, entry: Entry) -> str:
         told = f"; the same command with download.part_id={more} adds another" if more else ""
         lines.append(f"part {', '.join(map(str, there))} of {parts} is there{told}")
     flags = f" {entry.training_flags}" if entry.training_flags else ""
-    return "\n".join([*lines, f"train with --file_list {report['file_list']}{flags}"])
+    return "\n".join([*lines, f"for ppldm train: --file_list {report['file_list']}{flags}"])

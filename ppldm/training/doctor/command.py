@@ -8,15 +8,19 @@ import socket
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from ...config.load import file_layers, last_value
 from ...config.option import parse_known
-from ...config.recipe import idle_settings, naming_origins
+from ...config.recipe import RECIPE_FILE, idle_settings, naming_origins
 from ...config.training import TrainingOptions
 from ...utils.errors import ConfigError, PpldmError
+from ...utils.files import in_working_folder
 from ...utils.machine.cpu import load_paddle
 from ...utils.machine.environment import find_problems, installed_versions
 from ...utils.machine.resources import count_usable_cores
 from ...utils.text import count_of, print_report
 from ...utils.variables import network_forbidden, read
+from ...weights.folders import list_checkpoints, one_run
+from ..checkpoint import read_manifest
 from ..commands.train import LOOPS, add_launch_flags, check_recipe, count_devices, read_recipe, with_underscores
 from . import machine
 from .machine import Finding, examine, judged
@@ -41,16 +45,32 @@ doctor.takes_words = True
 def show(argv: list[str]) -> list[Finding]:
     """Print what is found of a command line, and return it."""
     given, rest = parse_known(_make_parser(), list(map(with_underscores, argv)))
+    own = given.run and not {"--preset", "--config", "--file_list"} & {word.partition("=")[0] for word in rest}
+    words, manifest = read_own_recipe(given) if own else ([], {})
     if given.num_devices is None:
         given.num_devices = count_devices(given)
     if given.num_devices < 1:
         raise ConfigError(f"--num_devices {given.num_devices} must be 1 or more")
     given.devices_here = -(-given.num_devices // (given.nnodes or 1))
-    found, facts = look(rest, given)
+    with in_working_folder(manifest):
+        found, facts = look([*words, *rest], given)
     status = max((one.status for one in found), key=machine.STATUSES.index)
     report = {"status": status, "findings": [asdict(one) for one in found], **facts}
     print_report(report, lambda _: "\n".join(map(str, found)), given.json)
     return found
+
+
+def read_own_recipe(given: argparse.Namespace) -> tuple[list[str], dict]:
+    """(the words that name the recipe of the run `--run`, its newest manifest); `given` gets its loop and its devices.
+    Raises ConfigError where there is no run."""
+    run = one_run(given.run).absolute()
+    newest = next(iter(list_checkpoints(run)), None)
+    manifest = read_manifest(newest) if newest else {}
+    given.run, recipe = str(run), run / RECIPE_FILE
+    given.loop = LOOPS[bool(last_value(file_layers(recipe), "run.do_train"))]
+    if given.devices is None and given.num_devices is None:
+        given.num_devices = manifest.get("machine", {}).get("ranks")
+    return ["--config", str(recipe)], manifest
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -63,7 +83,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--loop", choices=LOOPS, default=LOOPS[0], help="As ppldm train has it.")
     parser.add_argument("--num_devices", type=int, metavar="N", help="Devices of the run (default: by --devices).")
     parser.add_argument("--json", action="store_true", help="As JSON.")
-    parser.add_argument("--run", metavar="FOLDER", help="A run whose log says how long an update takes.")
+    parser.add_argument("--run", metavar="FOLDER", help="A run whose log says how long an update takes, "
+                        "and whose recipe is looked at where no other is named.")  # fmt: skip
     parser.add_argument("--no_timing", dest="timing", action="store_false", help="Do not time updates on a CPU.")
     parser.add_argument("--price_per_hour", type=float, metavar="X", help="Of a device, for the cost of the run.")
     add_launch_flags(parser)

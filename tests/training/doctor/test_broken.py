@@ -17,10 +17,12 @@ from small_disk import fill, small_disk
 
 from ppldm.config.network_files import DEFAULT_VAE
 from ppldm.data.text.tokenizer import CaptionTokenizer, build_vocab
+from ppldm.training.doctor import memory
 from ppldm.training.doctor.command import FoundErrors, doctor
 from ppldm.training.doctor.memory import Activations
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
+from ppldm.utils.errors import ConfigError
 from ppldm.utils.machine.environment import check
 from ppldm.utils.machine.resources import count_usable_cores
 
@@ -53,8 +55,6 @@ def wholly_examined(tiny, tmp_path, capsys):
 @pytest.fixture
 def examined(wholly_examined, monkeypatch):
     """The same without counting what networks keep, which takes seconds."""
-    from ppldm.training.doctor import memory
-
     monkeypatch.setattr(memory, "count_activations", lambda *_: Activations(0, 0))
     return wholly_examined
 
@@ -203,8 +203,6 @@ def test_more_loaders_than_cores(examined):
 
 
 def test_too_little_memory(examined, monkeypatch):
-    from ppldm.training.doctor import memory
-
     monkeypatch.setattr(memory, "count_activations", lambda *_: Activations(1 << 44, 1 << 44))
     found = examined()["memory"]
     assert found["status"] == "error" and "--recompute" in found["fix"]
@@ -298,6 +296,21 @@ def test_loaders_that_the_memory_has_no_room_for(examined, monkeypatch, workers,
         assert "lower --dataloader_num_workers" in found["loaders' memory"]["fix"]
 
 
+def test_a_run_is_looked_at_by_its_own_recipe(tiny, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs/run"
+    run_loop(prepare(*parse_arguments(tiny.flags(output_dir=folder, max_steps=1), loop=True)))
+    monkeypatch.setattr(memory, "count_activations", lambda *_: Activations(0, 0))
+    monkeypatch.chdir(tmp_path)
+    for more, said in (((), "nothing is left to do"), (("--seed", "99"), "seed 5, this run has 99")):
+        with suppress(FoundErrors):
+            doctor(["--json", "--no_timing", "--run", "runs", *more])
+        texts = [one["text"] for one in json.loads(capsys.readouterr().out)["findings"]]
+        assert f"the run goes on from {folder / 'checkpoint-1'}" in texts and any(said in one for one in texts)
+    monkeypatch.setattr("ppldm.training.doctor.command.look", lambda words, given: pytest.fail(str(words)))
+    with pytest.raises(ConfigError, match="is not there; name a training's --output_dir"):
+        doctor(["--run", "nowhere"])
+
+
 def test_a_checkpoint_of_other_settings_or_data(examined, tiny, data, tmp_path):
     same = {"output_dir": tmp_path / "run", "max_steps": 1}
     run_loop(prepare(*parse_arguments(tiny.flags(**same), loop=True)))
@@ -323,8 +336,6 @@ def test_a_checkpoint_of_other_settings_or_data(examined, tiny, data, tmp_path):
 def test_what_is_looked_at_is_named_and_a_run_without_an_end_is_not_forecast(
     tiny, tmp_path, monkeypatch, capsys, named, max_steps, ends
 ):
-    from ppldm.training.doctor import memory
-
     monkeypatch.setattr(memory, "count_activations", lambda *_: Activations(0, 0))
     words = ["--json", "--no_timing", *["--preset", "ldm-tiny-cpu"] * named]
     doctor([*words, *tiny.flags(tmp_path / "out", max_steps=max_steps)])
