@@ -14,6 +14,8 @@ DEVICE=   # cpu, npu and the like, or the name of Paddle's build for GPUs (cu126
 # Another environment's packages must not get into ours.
 unset PYTHONPATH PYTHONHOME
 export PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1
+# Of one file. On a busy machine uv's own minute passes, and it would leave all that it has installed.
+export UV_COMPILE_BYTECODE_TIMEOUT=${UV_COMPILE_BYTECODE_TIMEOUT:-3600}
 
 say() { printf '==> %s\n' "$*" >&2; }
 

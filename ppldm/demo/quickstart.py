@@ -80,7 +80,7 @@ def describe_further(stages: list[Stage]) -> list[str]:
         words = words[: (place := words.index("--max_steps"))] + words[place + 2 :]
     further = words[words.index("train") :] + ("--devices", ",".join(map(str, range(ranks)))) * (ranks > 1)
     further += ("--max_steps", str(2 * updates), "--accept_changes", "max_steps")
-    told = f"train further, to {2 * updates} updates in all (the rate rises again at first; the grid stays as it is)"
+    told = f"train further, to {2 * updates} updates in all (the loss may rise at first; grid.png stays as it is)"
     return [f"{told}: ppldm {shlex.join(further)}"]
 
 

@@ -30,7 +30,7 @@ from ..weights.folders import RUN_FILE, find_runs, list_checkpoints, one_run, st
 from ..weights.model_file import has_model_file, read_model_file
 
 _TAIL = 200  # bytes by which a file is known again
-_LATE = 50  # lines of which the speed is taken
+_LATE = 10  # lines of which the speed is taken: it follows what else the machine does
 # Settings of `compute` by which no bit of a result changes.
 _NO_BITS = (
     *("device", "dataloader_num_workers", "check_ranks_every", "data_timeout", "rank_timeout", "release_grads"),

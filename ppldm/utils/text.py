@@ -23,6 +23,7 @@ _UNPRINTABLE = re.compile(
 )
 NOT_UTF8 = "backslashreplace"  # how text with names of files is encoded, for what of them is not UTF-8
 _LINE_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
+_END_OF_COLOURS = "\x1b[0m"
 _CUT = " … "
 _LEAST_HIDDEN = 4  # letters of what is also hidden inside of longer text
 _noted: dict[str, str] = {}
@@ -72,13 +73,14 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 class EscapingStream:
-    """A text stream whose `write` escapes; all else is the stream's own."""
+    """A text stream whose `write` escapes, but for the end of colours, which colorama writes to a terminal as the process
+    ends; all else is the stream's own."""
 
     def __init__(self, stream):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(escape(text))
+        self._stream.write(text if text == _END_OF_COLOURS else escape(text))
         return len(text)
 
     def writelines(self, lines) -> None:

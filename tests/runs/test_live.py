@@ -181,12 +181,12 @@ def test_the_charts_of_a_run(run):
 
 def test_time_left_is_by_the_newest_lines_and_ends_at_none(run, monkeypatch):
     slow = [record(step, time=1e9 + 100.0 * step) for step in range(1, 50)]
-    pause = [record(step, time=2e9 + 2.0 * step) for step in range(50, 91)]
+    pause = [record(step, time=2e9 + 2.0 * step) for step in range(50, 65)]
     (run / "metrics.jsonl").write_bytes(lines_of(slow + pause))
     follower = RunFolder(run)
     follower.look()
-    monkeypatch.setattr(read.time, "time", lambda: 2e9 + 2.0 * 90 + 5)
-    assert follower.seconds_left() == pytest.approx(10 * 2.0 - 5)
+    monkeypatch.setattr(read.time, "time", lambda: 2e9 + 2.0 * 64 + 5)
+    assert follower.seconds_left() == pytest.approx(36 * 2.0 - 5)
     monkeypatch.setattr(read.time, "time", lambda: 9e9)
     assert follower.seconds_left() == 0
     (run / "control/status.json").unlink()

@@ -1,5 +1,6 @@
 """Law: nothing that a terminal obeys is left, all that people read is; JSON says the same after it."""
 
+import io
 import json
 import re
 import sys
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppldm.utils.text import count_of, did_you_mean, escape, name_ranks, nearest, one_line, shorten
+from ppldm.utils.text import EscapingStream, count_of, did_you_mean, escape, name_ranks, nearest, one_line, shorten
 
 BIDI = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
@@ -73,3 +74,10 @@ def test_the_nearest_known_word():
     assert nearest("wholly_other", known) is None and nearest("seed", ()) is None
     assert did_you_mean("resolutoin", known) == "did you mean resolution?"
     assert did_you_mean("xyz", iter(known)) == "known: learning_rate, resolution, seed"
+
+
+def test_only_the_end_of_colours_passes_as_it_is():
+    told = io.StringIO()
+    for text in ("\x1b[0m", "\x1b[31mred", "a\x1b[0m"):
+        EscapingStream(told).write(text)
+    assert told.getvalue() == "\x1b[0m" + escape("\x1b[31mreda\x1b[0m")

@@ -30,13 +30,13 @@ from pathlib import Path
 
 from ...utils.errors import ConfigError, debugging, exit_on_error
 from ...utils.files import write_json
-from ...utils.machine.cpu import quiet_paddle
+from ...utils.machine.cpu import importing_paddle
 from ...utils.processes.signals import FOLDER_VARIABLE, answer_interrupts, failure_time_sec
 from ...utils.variables import set_for_libraries
 
 if __name__ == "__main__":
     answer_interrupts()
-with quiet_paddle():
+with importing_paddle():
     from paddle.distributed.launch.context import Context
     from paddle.distributed.launch.controllers.collective import CollectiveController
 

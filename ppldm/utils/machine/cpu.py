@@ -72,10 +72,22 @@ def load_paddle(threads: int | None = None) -> None:
     if "paddle" in sys.modules and threads is None:
         return
     prepare_cpu(threads)
-    with quiet_paddle():
+    with importing_paddle():
         import paddle  # noqa: F401
-    if threading.current_thread() is threading.main_thread():  # Paddle's own handler prints a trace of native code
-        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+@contextlib.contextmanager
+def importing_paddle():
+    """Around the first import of paddle: as `quiet_paddle`, and SIGTERM waits for its end, when Paddle's own handler,
+    which prints a trace of native code, has gone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        with quiet_paddle():
+            yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

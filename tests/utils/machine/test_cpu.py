@@ -126,3 +126,16 @@ def test_freed_memory_is_kept_unless_it_is_turned_off(variables, kept):
 def test_a_small_machine_gets_its_memory_back(monkeypatch):
     monkeypatch.setattr(cpu, "usable_memory_bytes", lambda: cpu.LEAST_MEMORY_BYTES - 1)
     assert not cpu.keep_freed_memory()
+
+
+def test_a_signal_waits_until_paddle_is_imported():
+    program = (
+        "import os, signal\n"
+        "from ppldm.utils.machine.cpu import importing_paddle\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('stopped'))\n"
+        "with importing_paddle():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    print('imported')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["imported", "stopped"]
