@@ -2,6 +2,7 @@
 
 Captions come from the first place that gives most pictures one: a table in the folder (csv, tsv, jsonl, parquet), text
 files beside the pictures, or the pictures' names, or of a name that says nothing, as cars/IMG_1234.jpg, the folder's.
+Where names are taken, what is said in a file beside a picture still comes before its name.
 """
 
 import csv
@@ -35,7 +36,8 @@ from ..formats.folder import (
 from ..formats.row import find_name
 from ..formats.tar import read_class_prompts
 
-WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names"}
+WAYS = {"table": "the table {table}", "files": "files beside the pictures", "names": "the pictures' names",
+        "mixed": "files beside some pictures, and the names of the others"}  # fmt: skip
 _MEASURED = 400  # pictures whose sizes are looked at, evenly spread
 # Each in a folder that a drawing, a training or a quickstart has written.
 _OUTPUT_FILES = ("pictures.jsonl", "run.json", ".done")
@@ -161,9 +163,10 @@ def _table_above(folder: Path, pictures: list[Path]) -> Path | None:
 
 
 def has_captions_beside(folders: list[Path]) -> bool:
-    """Whether pictures have captions beside them, by a thousand names of the first three folders. Raises OSError."""
+    """Whether most pictures have captions beside them, by a thousand names of three folders. Raises OSError."""
     names = (one / name for one in folders[:3] for name, _ in islice(entries_of(one), 1000))
-    return any(find_text(path) for path in names if split_name(path.name)[1] in IMAGE_SUFFIXES)
+    found = [find_text(path) is not None for path in names if split_name(path.name)[1] in IMAGE_SUFFIXES]
+    return any(found) and 2 * sum(found) >= len(found)
 
 
 def write_table(folder: Path) -> Path:
@@ -258,9 +261,10 @@ def _ways(folder: Path, pictures: list[Path]) -> Iterator[tuple[str, Path | None
     texts = [*filter(None, map(find_text, pictures))]
     beside = dict(zip(pictures, map_in_threads(caption_beside, pictures, "reading captions"), strict=True))
     yield "files", None, {path: caption for path, caption in beside.items() if caption}, texts, ()
-    named = {path: caption_of_name(path.stem) or caption_of_name(path.parent.name) * (path.parent != folder)
-             for path in pictures}  # fmt: skip
-    yield "names", None, {path: caption for path, caption in named.items() if caption}, [], ()
+    named = {path: beside[path] or caption_of_name(path.stem)
+             or caption_of_name(path.parent.name) * (path.parent != folder) for path in pictures}  # fmt: skip
+    way = "mixed" if any(beside.values()) else "names"
+    yield way, None, {path: caption for path, caption in named.items() if caption}, texts, ()
 
 
 def _tables(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ppldm.data.formats.folder import list_pictures
-from ppldm.data.text.survey import Survey, caption_of_name, survey
+from ppldm.data.text.survey import Survey, caption_of_name, has_captions_beside, survey
 from ppldm.data.text.vocabulary import languages_of, learn_tokenizer, length_of
 from ppldm.utils.errors import ConfigError, DataError
 
@@ -108,6 +108,15 @@ def test_files_beside_pictures_come_before_names(folder):
     (folder / f"{NAMES[1]}.json").write_text('{"caption": "two"}')
     assert found(folder) == ("files", {NAMES[0]: "one line", NAMES[1]: "two"})
     assert [path.name for path in survey(folder).without] == ["IMG_1234.png"]
+
+
+def test_a_file_beside_a_picture_comes_before_its_name_where_others_have_none(folder):
+    assert not has_captions_beside([folder])
+    (folder / "IMG_1234.txt").write_text("three")
+    assert found(folder) == ("mixed", dict(zip(NAMES, ("a red car", "blue house", "three"), strict=True)))
+    assert "files beside some pictures, and the names" in survey(folder).describe()[0]
+    assert folder / "IMG_1234.txt" in survey(folder).files
+    assert has_captions_beside([folder]) and not has_captions_beside([folder, folder / "b"])
 
 
 def test_names_are_captions_and_folders_stand_for_names_that_say_nothing(folder):
