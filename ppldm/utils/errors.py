@@ -116,8 +116,7 @@ def debugging() -> bool:
 
 
 def quiet_others() -> None:
-    """In a command: leave out Python's warnings of other packages, on which nobody can act, and what they log below
-    WARNING. What they log from there on stays, and errors do."""
+    """In a command: without Python's warnings of other packages, and what they log below WARNING."""
     if not debugging() and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=r"(?!ppldm\b|__main__\b)")
         logging.basicConfig(level=logging.WARNING)  # which makes theirs do nothing

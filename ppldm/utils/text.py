@@ -73,8 +73,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 class EscapingStream:
-    """A text stream whose `write` escapes, but for the end of colours, which colorama writes to a terminal as the process
-    ends; all else is the stream's own."""
+    """A text stream whose `write` escapes, but for what colorama writes at the end; all else is the stream's own."""
 
     def __init__(self, stream):
         self._stream = stream

@@ -19,7 +19,7 @@ from ..utils.log import get_logger, progress
 from ..utils.processes.ranks import World, barrier
 from ..utils.store.cache import input_path
 from ..utils.variables import is_offline
-from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS, find_runs, holds_model
+from .folders import COMPONENT_FOLDERS, FOLDERS, FURTHER_FOLDERS, find_runs, holds_model, is_run
 
 ALL_FOLDERS = FOLDERS | FURTHER_FOLDERS
 _COMPONENTS = ("tokenizer", *(name for names in ALL_FOLDERS.values() for name in names))
@@ -132,11 +132,11 @@ def check_name(name_or_path) -> str:
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))
     # One of two pieces may be of an owner of whom some models lie here; else, or where one is near, a path was meant.
     if len(others) == 1 and Path(first).is_dir() and not path.exists():
-        is_path |= meant_path(path, "") != "" or not any(map(holds_model, Path(first).iterdir()))
+        of_owner = any(holds_model(one) and not is_run(one) for one in Path(first).iterdir())
+        is_path |= meant_path(path, "") != "" or not of_owner
     if not path.exists() and (is_path or not 1 <= len(others) <= 2):
-        runs = find_runs(Path(), 3)  # as outputs/mine/diffusion
-        otherwise = f"name one that is there, as the run {runs[0]}" if runs else "check the path"
-        raise ModelError(f"no folder or file {path}; {meant_path(path, otherwise)}")
+        runs = (f"name one that is there, as the run {run}" for run in find_runs(Path(), 3))  # outputs/mine/diffusion
+        raise ModelError(f"no folder or file {path}; {meant_path(path, next(runs, 'check the path'))}")
     return text
 
 

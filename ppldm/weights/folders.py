@@ -140,7 +140,7 @@ def one_run(place) -> Path:
 def model_in(path: Path) -> Path:
     """What a place stands for where a model is wanted: itself, or of a run there or below the exported model, else its
     newest checkpoint, autoencoders beside models that draw apart. Raises ModelError for none, and for several."""
-    if not path.is_dir() or is_checkpoint(path) or holds_model(path):
+    if not path.is_dir() or is_checkpoint(path) or not is_run(path) and holds_model(path):
         return path
     if not (runs := find_runs(path)):
         return path
@@ -176,16 +176,12 @@ def _say_that_it_goes_on(checkpoint: Path) -> None:
 
 def _model_of(run: Path) -> Path | None:
     exported = next((run / name for name in _EXPORTED if (run / name).is_dir()), None)
-    own = run if _has_components(run) else next(filter(is_checkpoint, list_checkpoints(run)), None)
+    own = run if holds_model(run) else next(filter(is_checkpoint, list_checkpoints(run)), None)
     return exported or own
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether the folder itself has the networks of a model, and is not a run's."""
-    return _has_components(folder) and not is_run(folder)
-
-
-def _has_components(folder: Path) -> bool:
+    """Whether the folder itself has the networks of a model."""
     names = {name for own in (FOLDERS | FURTHER_FOLDERS).values() for name in own}
     return (folder / EXPORTED_CKPT).is_file() or any((folder / name).is_dir() for name in names)
 

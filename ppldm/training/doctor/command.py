@@ -61,15 +61,13 @@ def show(argv: list[str]) -> list[Finding]:
 
 
 def read_own_recipe(given: argparse.Namespace) -> tuple[list[str], dict]:
-    """(the words that name the recipe of the run `--run`, its newest manifest); `given` gets its loop and its devices.
-    Raises ConfigError where there is no run."""
+    """(words that name the recipe of the run `--run`, the manifest of its newest checkpoint); `given` gets its loop and
+    number of devices. Raises ConfigError where there is no run."""
     run = one_run(given.run).absolute()
-    newest = next(iter(list_checkpoints(run)), None)
-    manifest = read_manifest(newest) if newest else {}
+    manifest = next(map(read_manifest, list_checkpoints(run)), {})
     given.run, recipe = str(run), run / RECIPE_FILE
     given.loop = LOOPS[bool(last_value(file_layers(recipe), "run.do_train"))]
-    if given.devices is None and given.num_devices is None:
-        given.num_devices = manifest.get("machine", {}).get("ranks")
+    given.num_devices = given.num_devices or (None if given.devices else manifest.get("machine", {}).get("ranks"))
     return ["--config", str(recipe)], manifest
 
 
@@ -83,8 +81,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--loop", choices=LOOPS, default=LOOPS[0], help="As ppldm train has it.")
     parser.add_argument("--num_devices", type=int, metavar="N", help="Devices of the run (default: by --devices).")
     parser.add_argument("--json", action="store_true", help="As JSON.")
-    parser.add_argument("--run", metavar="FOLDER", help="A run whose log says how long an update takes, "
-                        "and whose recipe is looked at where no other is named.")  # fmt: skip
+    parser.add_argument(
+        "--run", metavar="FOLDER", help="A run whose log says how long an update takes; alone, it is looked at."
+    )
     parser.add_argument("--no_timing", dest="timing", action="store_false", help="Do not time updates on a CPU.")
     parser.add_argument("--price_per_hour", type=float, metavar="X", help="Of a device, for the cost of the run.")
     add_launch_flags(parser)

@@ -109,7 +109,7 @@ def serve(flask, host: str, port: int, end: str = "", finish: Callable[[], None]
     except (OSError, SystemExit) as error:
         fix = "another program may be there: stop it, or choose another --port or --host"
         raise ConfigError(f"cannot listen at {host}:{port}; {fix}") from error
-    get_logger().info("ready at http://%s:%d/%s (Ctrl-C stops it)", f"[{host}]" if ":" in host else host, server.port, end)
+    get_logger().info("open http://%s:%d/%s (Ctrl-C ends it)", f"[{host}]" if ":" in host else host, server.port, end)
     if finish is None:
         server.serve_forever()  # which a KeyboardInterrupt ends
         get_logger().info("stopped by Ctrl-C")
