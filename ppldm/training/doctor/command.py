@@ -81,9 +81,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--loop", choices=LOOPS, default=LOOPS[0], help="As ppldm train has it.")
     parser.add_argument("--num_devices", type=int, metavar="N", help="Devices of the run (default: by --devices).")
     parser.add_argument("--json", action="store_true", help="As JSON.")
-    parser.add_argument(
-        "--run", metavar="FOLDER", help="A run whose log says how long an update takes; alone, it is looked at."
-    )
+    parser.add_argument("--run", metavar="FOLDER", help="A run whose log times an update; alone, it is looked at.")
     parser.add_argument("--no_timing", dest="timing", action="store_false", help="Do not time updates on a CPU.")
     parser.add_argument("--price_per_hour", type=float, metavar="X", help="Of a device, for the cost of the run.")
     add_launch_flags(parser)
