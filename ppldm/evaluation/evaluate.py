@@ -75,8 +75,7 @@ def evaluate(
     flags = SimpleNamespace(**locals())
     flags.sampler = {"euler-ancest": "euler-ancestral"}.get(sampler, sampler)
     flags.lora = check_loras(lora)
-    flags.guidance_scale = list(dict.fromkeys(guidance_scale)) or [None]
-    flags.drawing = Drawing(num_inference_steps, flags.guidance_scale[0], flags.sampler, cfg_zero=cfg_zero,
+    flags.drawing = Drawing(num_inference_steps, (*guidance_scale, None)[0], flags.sampler, cfg_zero=cfg_zero,
                             guidance_interval=guidance_interval)  # fmt: skip
     _check(flags)
     flags.what = what and str(model_in(local_path(what)))
@@ -103,7 +102,7 @@ def _check(flags) -> None:
         raise ConfigError("name what to evaluate, a model or a folder of pictures, or the run to watch (--watch RUN)")
     if flags.seed < 0:
         raise ConfigError(f"--seed {flags.seed} must not be negative: a result must say which pictures it is of")
-    for scale in flags.guidance_scale:
+    for scale in flags.guidance_scale or [None]:
         check_settings(replace(flags.drawing, guidance_scale=scale), flags.seed)
     if flags.guide_model is not None:
         from ..methods.autoguidance import check_asked
@@ -122,7 +121,7 @@ def _open_job(flags, kind: str):
     if kind != MODEL and (name := next((one for one in ("lora", "guide_model") if getattr(flags, one)), None)):
         raise ConfigError(f"--{name} changes a model that draws, and {flags.what} is none; omit it, or name the model")
     wanted, left_out = choose_metrics(flags.metrics, networks, paired=kind == AUTOENCODER)
-    axes, side = {SCALE: flags.guidance_scale}, flags.resolution
+    axes, side = {SCALE: list(dict.fromkeys(flags.guidance_scale)) or [None]}, flags.resolution
     loading = ("original_config_file", "lora", "tokenizer", "offline", "decoder", "guide_model")
     return Job(
         against=local_path(flags.against),
