@@ -119,7 +119,9 @@ def quiet_others() -> None:
     """In a command: without Python's warnings of other packages, and what they log below WARNING."""
     if not debugging() and not sys.warnoptions:
         warnings.filterwarnings("ignore", module=r"(?!ppldm\b|__main__\b)")
-        logging.basicConfig(level=logging.WARNING)  # which makes theirs do nothing
+        rest = logging.StreamHandler()
+        rest.addFilter(lambda record: not logging.getLogger(record.name.partition(".")[0]).handlers)  # said already
+        logging.basicConfig(level=logging.WARNING, handlers=[rest])  # which makes theirs do nothing
 
 
 def describe(error: Exception) -> str:

@@ -98,3 +98,20 @@ def test_a_command_without_an_output_ends_well():
     program = "from ppldm.utils.errors import exit_on_error\nwith exit_on_error(): pass"
     done = subprocess.run(["sh", "-c", '"$0" -c "$1" >&-', sys.executable, program], capture_output=True)
     assert done.returncode == 0 and done.stderr == b""
+
+
+def test_what_other_packages_note_is_left_out_and_what_they_warn_of_in_their_log_is_said_once():
+    program = """
+import logging, warnings
+from ppldm.utils.errors import quiet_others
+quiet_others()
+logging.basicConfig(level=logging.INFO)
+logging.getLogger("foreign.part").info("a note")
+logging.getLogger("foreign.part").warning("trouble")
+logging.getLogger("talking").addHandler(logging.StreamHandler())
+logging.getLogger("talking.part").error("bad")
+for module in ("foreign.part", "ppldm.part"):
+    warnings.warn_explicit(f"warning of {module}", UserWarning, "file.py", 1, module)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.split("\n") == ["trouble", "bad", "file.py:1: UserWarning: warning of ppldm.part", ""]
