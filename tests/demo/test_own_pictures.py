@@ -144,7 +144,7 @@ def test_training_further_has_the_processes_and_the_batch_of_before(pictures, ou
     stages, _ = plan_pictures(pictures, out, processes, train_autoencoder=True)
     (further,) = describe_further(stages)
     batch, twice = 8 // processes, 2 * stages[3].updates
-    told = f"train further, to {twice} updates in all (the rate rises again at first; the grid stays as it is)"
+    told = f"train further, to {twice} updates in all (the loss may rise at first; grid.png stays as it is)"
     assert further.startswith(f"{told}: ppldm train --config ")
     assert further.endswith(
         f"--per_device_train_batch_size {batch}{devices} --max_steps {twice} --accept_changes max_steps"

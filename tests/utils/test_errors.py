@@ -100,6 +100,7 @@ def test_a_command_without_an_output_ends_well():
     assert done.returncode == 0 and done.stderr == b""
 
 
+@pytest.mark.cold
 def test_what_other_packages_note_is_left_out_and_what_they_warn_of_in_their_log_is_said_once():
     program = """
 import logging, warnings
