@@ -7,12 +7,14 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "ppldm"
 
+FINDING = ("methods.load", "methods.names")  # of a method that a setting names
+
 # Of each area: what of ppldm it may import besides itself. An area is a folder, or a module named in full.
 ALLOWED = {
     "utils": set(),
     "config": {"utils"},
-    "data": {"config", "utils"},
-    "diffusion": {"methods.cfg_zero", "methods.guidance_interval", "config", "utils"},
+    "data": {"methods.stratified", "config", "utils"},
+    "diffusion": {*FINDING, "methods.cfg_zero", "methods.guidance_interval", "config", "utils"},
     "networks": {"diffusion", "config", "utils"},
     "weights": {"families.base", "networks", "diffusion", "config", "utils"},
     "methods": {"weights.components", "weights.losses", "networks", "diffusion", "data", "config", "utils"},

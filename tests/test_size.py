@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "ppldm"
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_METHOD_LINES = 500, 60, 150
 FILES = sorted(PACKAGE.rglob("*.py"))
-METHODS = sorted((PACKAGE / "methods").glob("*.py"))
+METHODS = sorted((PACKAGE / "methods").rglob("*.py"))
 
 # Numbers that may only fall: what is counted -> (today's number, slack). A change that makes one smaller by more than
 # the slack lowers it here. A training is `ppldm train --preset ldm-tiny-cpu`, its main thread, in a process of its own.

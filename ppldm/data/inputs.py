@@ -28,7 +28,6 @@ ranks, micro-batches, loader processes and resuming change nothing.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -38,7 +37,6 @@ from ..utils.rng import Stream, pyramid
 
 # (stream, (epoch, row)) -> the generator of that purpose
 Generators = Callable[[Stream, tuple[int, int]], np.random.Generator]
-_GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class Input:
@@ -158,22 +156,19 @@ class Strata:
 
     def uniform(self, count: int, shift: float) -> np.ndarray:
         """[count] float64 in [0, 1)."""
-        stride = max(1, round(self.size * _GOLDEN))
-        while math.gcd(stride, self.size) != 1:
-            stride += 1
-        places = np.arange(self.first, self.first + count) * stride % self.size
-        return np.minimum((places + shift) / self.size, np.nextafter(1.0, 0.0))
+        from ..methods.stratified import spread
+
+        return spread(self.first, count, self.size, shift)
 
 
 @dataclass(frozen=True)
 class Level(Input):
-    """One of `below` noise levels: floor(below * u), or with `logit` (mean, standard deviation) floor(below *
-    sigmoid(n)) of a normal n, the inverse of u: levels as Esser et al. 2024 draw them (arXiv:2403.03206, section 3.1).
-    u is uniform in [0, 1): of the sample alone, or `stratified`, where it is one of a training's."""
+    """One of `below` noise levels: floor(below * u), or floor(below * law(u)) by a law of `methods.levels`. u is
+    uniform in [0, 1): of the sample alone, or `stratified`, where it is one of a training's."""
 
     stream: Stream
     below: int
-    logit: tuple[float, float] | None = None
+    law: Callable[[np.ndarray], np.ndarray] | None = None
     stratified: bool = False
     dtype = np.int64
 
@@ -183,14 +178,9 @@ class Level(Input):
             uniform = strata.uniform(len(keys), shift)
         else:
             uniform = np.array([generators(self.stream, key).random() for key in keys])
-        if self.logit:
-            uniform = np.array([self._logit_normal(u) for u in uniform.tolist()])
+        if self.law:
+            uniform = self.law(uniform)
         return np.minimum(uniform * self.below, self.below - 1).astype(np.int64)
-
-    def _logit_normal(self, u: float) -> float:
-        mean, deviation = self.logit
-        normal = mean + deviation * NormalDist().inv_cdf(u) if u > 0 else -math.inf
-        return 1.0 / (1.0 + math.exp(-max(normal, -700.0)))
 
 
 @dataclass(frozen=True)

@@ -1,33 +1,28 @@
 """A diffusion process: noise levels x prediction target x loss weight, as pure functions.
 
 x_t = a_t x_0 + s_t noise. Of a `NoiseSchedule`, in the notation of Ho et al. 2020 (DDPM, arXiv:2006.11239), a_t**2 is
-abar_t, the running product of 1 - beta_t, and s_t**2 = 1 - abar_t; velocity is that of Salimans and Ho 2022
-(arXiv:2202.00512, appendix D). Of rectified flow (Liu et al. 2022, arXiv:2209.03003) a_t = 1 - sigma_t and
-s_t = sigma_t, and the target is the direction noise - x_0 of its straight lines. A network may also tell x_0 there and
-be judged by the direction that follows, (x_t - x_0) / sigma_t with sigma_t at least 0.05 in both: x-prediction with the
-v-loss (Li and He 2025, arXiv:2511.13720), for pictures of more numbers a patch than the network is wide.
+abar_t, the running product of 1 - beta_t, and s_t**2 = 1 - abar_t. Of flow a_t = 1 - sigma_t and
+s_t = sigma_t: straight lines. What is predicted is a file of `methods/targets`, how much its squared error counts at a
+level one of `methods/weights`.
 
 What they have in common is log-SNR_t = ln(a_t**2 / s_t**2), the signal-to-noise ratio of x_t (Kingma et al. 2021,
 arXiv:2107.00630, section 3.1). Larger pictures lose their content at a larger share of noise, for neighbouring pixels
 say the same: a shift m divides SNR by m**2, m the side by the one that the levels were made for (Hoogeboom et al. 2023,
 arXiv:2301.11093, section 3.1; Esser et al. 2024, arXiv:2403.03206, section 5.3.2, for flow).
-
-How much the squared error counts at a level says `loss_weighting`.
 """
 
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
 
-from .loss_weighting import Adaptive, LossWeighting, log_snr
+from ..methods import load, names
 
 FLOW, FLOW_SAMPLE = "flow", "flow_sample"
-FLOWS = (FLOW, FLOW_SAMPLE)
-PREDICTION_TYPES = ("epsilon", "v_prediction", "sample", *FLOWS)
+PREDICTION_TYPES = names("targets", "epsilon", "v_prediction", "sample", FLOW, FLOW_SAMPLE)
+FLOWS = tuple(name for name in PREDICTION_TYPES if name.startswith(FLOW))
 BETA_SCHEDULES = ("scaled_linear", "linear", "squaredcos_cap_v2", "cosine")
 TIMESTEP_SPACINGS = ("leading", "trailing", "linspace")
 
-_LEAST_SIGMA = 0.05  # that a direction is divided by, as published
 # DDIM as the published model samples: no clipping of x_0, the last step to abar_0, one step of offset.
 PUBLISHED_SAMPLING = {"clip_sample": False, "set_alpha_to_one": False, "steps_offset": 1}
 # What a stored scheduler says of sampling, beside its noise schedule.
@@ -113,7 +108,7 @@ class Process:
 
     schedule: NoiseSchedule = NoiseSchedule()
     prediction_type: str = "epsilon"
-    weighting: LossWeighting | None = None
+    weighting: object | None = None  # of `methods.weights`; None: all levels alike
 
     def __post_init__(self):
         if self.prediction_type not in PREDICTION_TYPES:
@@ -122,7 +117,7 @@ class Process:
             raise ValueError("where nothing but noise is left, the noise tells nothing: zero SNR needs v_prediction")
 
     @classmethod
-    def of(cls, settings: dict, weighting: LossWeighting | None = None) -> "Process":
+    def of(cls, settings: dict, weighting: object | None = None) -> "Process":
         """The process of a stored scheduler's settings; the published values for what they do not name."""
         known = {one.name: settings[one.name] for one in fields(NoiseSchedule) if one.name in settings}
         return cls(NoiseSchedule(**known), settings.get("prediction_type", cls.prediction_type), weighting)
@@ -163,38 +158,27 @@ class Process:
 
     def loss_weights(self) -> np.ndarray | None:
         """The weight of the squared error at each timestep, float32; None where all are 1, or are learned."""
-        if self.weighting is None or isinstance(self.weighting, Adaptive):
-            return None
-        return self.weighting.weights(*self.powers(), self.prediction_type).astype(np.float32)
+        weights = getattr(self.weighting, "weights", None)
+        return None if weights is None else weights(*self.powers(), self.prediction_type).astype(np.float32)
 
     def target(self, latents, noise, scales):
-        """What is predicted at scales (a, s), which broadcast against `latents`: the noise, the velocity a noise -
-        s x_0, x_0 itself, or the direction noise - x_0; of "flow_sample" the direction as `prediction` has it."""
-        if self.prediction_type == "epsilon":
-            return noise
-        if self.prediction_type == "v_prediction":
-            return scales[0] * noise - scales[1] * latents
-        if self.prediction_type == FLOW_SAMPLE:
-            return (noise - latents) * (scales[1] / scales[1].clip(_LEAST_SIGMA))
-        return latents if self.prediction_type == "sample" else noise - latents
+        """What is predicted at scales (a, s), which broadcast against `latents`."""
+        return load("targets", self.prediction_type).target(latents, noise, scales)
 
     def prediction(self, output, noisy, sigma):
-        """What the network's output at x_t says of the `target`: itself; of "flow_sample" the direction from the x_0
-        that it is, float32 like x_t, with sigma_t broadcasting against it."""
-        return (noisy - output) / sigma.clip(_LEAST_SIGMA) if self.prediction_type == FLOW_SAMPLE else output
+        """What the network's output at x_t says of the `target`, float32 like x_t, with sigma_t (s) broadcasting."""
+        read = getattr(load("targets", self.prediction_type), "prediction", None)
+        return read(output, noisy, sigma) if read else output
 
     def picture(self, predicted, noisy, scales):
         """The x_0 that a prediction says of x_t: the inverse of `target`."""
-        if self.prediction_type == "epsilon":
-            return (noisy - scales[1] * predicted) / scales[0]
-        if self.prediction_type == "v_prediction":
-            return scales[0] * noisy - scales[1] * predicted
-        if self.prediction_type == FLOW_SAMPLE:
-            sigma = scales[1]
-            return noisy - predicted * (
-                sigma.clip(_LEAST_SIGMA) if hasattr(sigma, "clip") else max(sigma, _LEAST_SIGMA)
-            )
-        return predicted if self.prediction_type == "sample" else noisy - scales[1] * predicted
+        return load("targets", self.prediction_type).picture(predicted, noisy, scales)
+
+
+def log_snr(signal: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """ln(a**2 / s**2), float64; -inf where nothing but noise is left."""
+    with np.errstate(divide="ignore"):
+        return np.log(signal) - np.log(noise)
 
 
 def sampling_settings(scheduler: dict) -> dict:

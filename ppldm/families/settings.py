@@ -10,6 +10,8 @@ from typing import ClassVar
 from ..config.option import Bounds, Count, Needs, NotNegative, Pixels, Positive, Share, Updates, UpdatesOr0, option
 from ..config.training import LARGEST_STD
 from ..diffusion.drawing import KEPT, MOST_GUIDANCE, SAMPLERS, USUAL
+from ..diffusion.process import BETA_SCHEDULES, PREDICTION_TYPES
+from ..methods import load, make, names
 from ..networks.configs import SIZE_EMBEDDING, read_new_config
 from ..utils.errors import ConfigError
 from ..utils.rng import Stream
@@ -72,10 +74,10 @@ def lora_modules(default: str, others: str):
 class ObjectiveSettings:
     """A base of the settings of families that have a `diffusion.process.Process`."""
 
-    prediction_type: str = _loss("epsilon", choices=("epsilon", "v_prediction", "sample", "flow", "flow_sample"))
+    prediction_type: str = _loss("epsilon", choices=PREDICTION_TYPES)
     """What the network predicts: the noise, the velocity, the picture, the direction of rectified flow, or the picture
     with the loss of that direction (docs/methods.md)."""
-    beta_schedule: str | None = _loss(None, choices=("scaled_linear", "linear", "squaredcos_cap_v2", "cosine"))
+    beta_schedule: str | None = _loss(None, choices=BETA_SCHEDULES)
     """Noise schedule (default: the starting model's, else scaled_linear, or cosine for Stable Cascade);
     squaredcos_cap_v2 is diffusers'. Flow has none."""
     rescale_betas_zero_snr: bool = _loss(False)
@@ -85,7 +87,7 @@ class ObjectiveSettings:
     model's, else 1)."""
     shift_base_resolution: Pixels | None = _loss(None)
     "The same by the resolution that the noise levels were made for: shift = --resolution / this."
-    timestep_sampling: str = _loss("uniform", choices=("uniform", "logit_normal"))
+    timestep_sampling: str = _loss("uniform", choices=("uniform", *names("levels", "logit_normal")))
     "How often each noise level is drawn: all alike, or as the sigmoid of a normal number."
     logit_mean: float = _loss(0.0, "Mean of that normal number; above 0 means more noise.", needs=_LOGIT_NORMAL)
     logit_std: Positive = _loss(1.0, "Its standard deviation.", needs=_LOGIT_NORMAL)
@@ -94,7 +96,7 @@ class ObjectiveSettings:
     noise_offset: NotNegative = _loss(0.0, "Strength of a noise that is constant over each latent channel; 0 is none.")
     input_perturbation: NotNegative = _loss(0.0)
     "Strength of a second noise in what the UNet sees but does not predict (0.1 recommended)."
-    loss_weighting: str | None = _loss(None, choices=("none", "min_snr", "p2", "adaptive"))
+    loss_weighting: str | None = _loss(None, choices=("none", *names("weights", "min_snr", "p2", "adaptive")))
     "How much each noise level counts; adaptive learns it (default: min_snr with --snr_gamma, else none)."
     snr_gamma: Positive | None = _loss(None, needs=_MIN_SNR)
     "Min-SNR loss weighting with this gamma (5.0 recommended, and the default with --loss_weighting min_snr)."
@@ -130,32 +132,24 @@ class ObjectiveSettings:
         return chosen
 
     def weighting(self):
-        """The weights of the loss (`diffusion.process`); None: all are 1."""
-        from ..diffusion.loss_weighting import P2, Adaptive, MinSNR
-
+        """The weights of the loss (`methods.weights`); None: all are 1."""
         kind = self.loss_weighting or ("min_snr" if self.snr_gamma else "none")
-        found = {"min_snr": MinSNR(self.snr_gamma or MinSNR.gamma), "p2": P2(self.p2_gamma, self.p2_k)}
-        return Adaptive() if kind == "adaptive" else found.get(kind)
+        return None if kind == "none" else make("weights", kind, self)
 
     def noise_inputs(self, normals: Callable) -> dict:
-        """The inputs (`data.inputs`) that are noise, of `normals(stream)` for latents. Offset noise:
-        crosslabs.org/blog/diffusion-with-offset-noise; a second noise in what the network sees: arXiv:2301.11706."""
-        from ..data.inputs import Sum
-
-        noise = normals(Stream.NOISE)
-        if self.noise_offset:
-            noise = Sum(noise, self.noise_offset, normals(Stream.NOISE_OFFSET, factor=None))
-        inputs = {"noise": noise}
-        if self.input_perturbation:
-            inputs["input_noise"] = Sum("noise", self.input_perturbation, normals(Stream.INPUT_PERTURBATION))
+        """The inputs (`data.inputs`) that are noise, of `normals(stream)` for latents, and `methods.offsets`."""
+        inputs = {"noise": normals(Stream.NOISE)}
+        for name in names("offsets"):
+            if strength := getattr(self, name):
+                inputs = load("offsets", name).add(inputs, strength, normals)
         return inputs
 
     def level_input(self, num_levels: int):
         """The input of a model (`data.inputs`) that draws its noise level, of so many."""
         from ..data.inputs import Level
 
-        logit = (self.logit_mean, self.logit_std) if self.timestep_sampling == "logit_normal" else None
-        return Level(Stream.TIMESTEP, num_levels, logit, self.stratified_timesteps)
+        law = None if self.timestep_sampling == "uniform" else make("levels", self.timestep_sampling, self)
+        return Level(Stream.TIMESTEP, num_levels, law, self.stratified_timesteps)
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ are a matrix each; embeddings, input and output layers, gains and biases are Ada
 0.002 of the norm end between 0.68 and 1.21. Liu et al. 2025, arXiv:2502.16982, eq. 4: the factor, by which an update
 has the root mean square of AdamW's, so that rate and decay are the same for both.
 
-Published: 18 % lower final loss than AdamW of a UNet of 23 M parameters (Schaipp 2025, arXiv:2510.19376); FID 15.55 in
+Published: 18 % lower final loss than AdamW of a UNet of 23 M parameters (Schaipp 2025, arXiv:2510.19376), FID 15.55 in
 place of 18.20 of a text-to-image transformer of 1.2 B (PRX, part 2, 2026).
 
 Transposed matrices give transposed updates, so Paddle's layout of linear layers, [in, out], changes nothing. The

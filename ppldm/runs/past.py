@@ -24,8 +24,7 @@ from ..data.formats.open import build_indexes
 from ..data.inputs import Control, Level, Pixels, Strata
 from ..data.order import Mix, Successors, Use, first_use, uses_of
 from ..data.text.tokenizer import load_tokenizer
-from ..diffusion.loss_weighting import log_snr
-from ..diffusion.process import Process
+from ..diffusion.process import Process, log_snr
 from ..families.base import saved_recipe
 from ..training.rows import dataset_maker, open_sources, select_training_rows
 from ..utils.errors import CheckpointError, ConfigError

@@ -8,6 +8,7 @@ import pytest
 from ppldm.data.inputs import Level, Strata
 from ppldm.data.loader import BatchLoader
 from ppldm.data.order import Mix, StepSampler
+from ppldm.methods.levels.logit_normal import LogitNormal
 from ppldm.utils.processes.ranks import World
 from ppldm.utils.rng import Generators, Stream
 
@@ -15,7 +16,8 @@ KEYS = [(0, row) for row in range(4000)]
 
 
 def drawn(logit=None, stratified=False, strata=None, keys=KEYS, seed=7):
-    return Level(Stream.TIMESTEP, 1000, logit, stratified).draw(keys, (0, 0), Generators(seed), {}, strata)
+    law = logit and LogitNormal(*logit)
+    return Level(Stream.TIMESTEP, 1000, law, stratified).draw(keys, (0, 0), Generators(seed), {}, strata)
 
 
 def levels_of_run(batch, ranks, micro, start_step=0, steps=3, logit=None):

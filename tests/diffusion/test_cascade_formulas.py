@@ -5,8 +5,9 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.diffusion.loss_weighting import P2, Adaptive
 from ppldm.diffusion.process import NoiseSchedule, Process
+from ppldm.methods.weights.adaptive import Adaptive
+from ppldm.methods.weights.p2 import P2
 from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.denoising import DenoisingModel

@@ -5,8 +5,10 @@ import paddle
 import pytest
 from ppdiffusers import DDPMScheduler
 
-from ppldm.diffusion.loss_weighting import P2, Adaptive, MinSNR
 from ppldm.diffusion.process import NoiseSchedule, Process, add_noise
+from ppldm.methods.weights.adaptive import Adaptive
+from ppldm.methods.weights.min_snr import MinSNR
+from ppldm.methods.weights.p2 import P2
 
 
 def test_published_schedule():

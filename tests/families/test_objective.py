@@ -6,8 +6,11 @@ import pytest
 from tiny_model import make_batch, make_model
 
 from ppldm.data.inputs import Level
-from ppldm.diffusion.loss_weighting import P2, Adaptive, MinSNR
 from ppldm.families.ldm import LdmConfig
+from ppldm.methods.levels.logit_normal import LogitNormal
+from ppldm.methods.weights.adaptive import Adaptive
+from ppldm.methods.weights.min_snr import MinSNR
+from ppldm.methods.weights.p2 import P2
 from ppldm.networks.model import Loss
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.rng import Stream
@@ -35,7 +38,7 @@ def test_weights_of_settings(settings, weighting):
     "settings, expected",
     [
         ({}, Level(Stream.TIMESTEP, 1000)),
-        ({"timestep_sampling": "logit_normal", "logit_mean": 0.5}, Level(Stream.TIMESTEP, 1000, (0.5, 1.0))),
+        ({"timestep_sampling": "logit_normal", "logit_mean": 0.5}, Level(Stream.TIMESTEP, 1000, LogitNormal(0.5, 1.0))),
         ({"stratified_timesteps": True}, Level(Stream.TIMESTEP, 1000, None, True)),
     ],
 )
