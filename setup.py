@@ -100,6 +100,7 @@ setup(
         "ppldm.config": ["clip_merges.txt.gz", "foreign.yaml", "networks/*.json", "presets/*.yaml", "weights/*/*"],
         "ppldm.demo.shapes_world": ["languages.yaml"],
         "ppldm.inference.serving": ["openapi.yaml", "page.html", "page.css", "page.js"],
+        "ppldm.methods": ["*.yaml", "*/*.yaml"],
         "ppldm.prepare.datasets": ["entries/*.yaml"],
         "ppldm.inspect": ["languages.yaml", "page.html"],
         "ppldm.runs": ["page.html"],

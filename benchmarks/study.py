@@ -1,8 +1,9 @@
 """What a method is worth, in pairs:  python benchmarks/study.py --out DIR --minutes 90
 
-Each file of benchmarks/variants is a variant: flags of `ppldm train` that differ from plain.yaml's. Every variant of a
-seed starts from the same weights and sees the same rows, levels and noises. All are measured in one currency
-(currency.py), on held-out rows of the shapes world, along the training; at the end 64 prompts are drawn and graded.
+A variant is a YAML of flags of `ppldm train` that differ from those of variants/plain.yaml: beside its method in
+ppldm/methods, or for a combination in benchmarks/variants. Every variant of a seed starts from the same weights and
+sees the same rows, levels and noises. All are measured in one currency (currency.py), on held-out rows of the shapes
+world, along the training; at the end 64 prompts are drawn and graded.
 
 Each variant first gets its learning rate from one grid, on seeds of their own. Then seeds are added, a look at a time,
 until the interval of its difference from the plain recipe leaves out 0 (paired.py) or the minutes are over. Runs that
@@ -30,6 +31,7 @@ from results import RESULTS, add_result_flags, save_results
 from ppldm.utils.files import write_json
 
 VARIANTS = Path(__file__).resolve().parent / "variants"
+METHODS = VARIANTS.parents[1] / "ppldm/methods"
 PLAIN = "plain"
 RATES = (2.0, 4.0)  # multiples of the plain recipe's
 TUNING_SEEDS = (101, 102)
@@ -76,9 +78,15 @@ def main() -> None:
     save_results(arguments, summary)
 
 
+def variant_files() -> dict[str, Path]:
+    """The file of each variant, by name."""
+    found = sorted([*VARIANTS.glob("*.yaml"), *METHODS.rglob("*.yaml")], key=lambda path: path.stem)
+    return {path.stem: path for path in found}
+
+
 def read_variants(wanted: list[str] | None = None) -> dict[str, dict]:
     """The flags of variants by name, the plain recipe first, with its own in all."""
-    found = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(VARIANTS.glob("*.yaml"))}
+    found = {name: yaml.safe_load(path.read_text()) for name, path in variant_files().items()}
     if unknown := set(wanted or ()) - set(found):
         sys.exit(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(found)}")
     plain = found.pop(PLAIN)["flags"]

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ppldm.diffusion.process import NoiseSchedule, Process
+from ppldm.methods import names
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 currency, paired, study = map(importlib.import_module, ("currency", "paired", "study"))
@@ -197,4 +199,18 @@ def test_variants_are_recipes(tmp_path):
         words = study.words_of(flags, study.Run(name, 2.0, 5), tmp_path, tmp_path)
         recipe = read_recipe(words[1:], True, None)
         assert recipe.training.seed == 5 and recipe.training.learning_rate == pytest.approx(2 * flags["learning_rate"])
-    assert max(len(path.read_text().splitlines()) for path in study.VARIANTS.glob("*.yaml")) <= 12
+    files = study.variant_files()
+    assert max(len(path.read_text().splitlines()) for path in files.values()) <= 12
+    both = [*study.VARIANTS.glob("*.yaml"), *study.METHODS.rglob("*.yaml")]
+    assert len(files) == len(both), "two variants have one name"
+    rows = json.loads((study.RESULTS / "study.json").read_text())["results"]["rows"]
+    assert {row["variant"] for row in rows} <= files.keys()
+
+
+def test_a_method_that_a_setting_names_has_its_ablation_beside_it():
+    """But for the target of the plain recipe. An offset's flag has its name, and a strength."""
+    settings = {"targets": "prediction_type", "weights": "loss_weighting", "levels": "timestep_sampling"}
+    for folder in (*settings, "offsets"):
+        for name in set(names(folder)) - {"v_prediction"}:
+            flags = yaml.safe_load((study.METHODS / folder / f"{name}.yaml").read_text())["flags"]
+            assert flags[settings.get(folder, name)] in (name, 0.1)
