@@ -295,24 +295,63 @@ def reference(up: str) -> str:
     return f"[All settings]({up}settings.md) · [API]({up}api.md)"
 
 
-def methods() -> str:
-    """What `--methods` takes: from each module its first line, options, and the sources that its docstring names."""
-    rows = []
-    for path in sorted((ROOT / "ppldm/methods").glob("*.py")):
+class Method:
+    """What the file of a method tells: by its docstring what it is, mathematics (indented), sources and published
+    figure; its options. `named`: --methods takes it."""
+
+    def __init__(self, path: Path):
         text = path.read_text(encoding="utf-8")
-        if "\nMETHOD = " not in text:
-            continue
-        told = ast.get_docstring(ast.parse(text)) or ""
-        sources = ", ".join(dict.fromkeys(re.findall(r"arXiv:[\d.]+\d", told)))
-        published = "; ".join(re.findall(r"published: (.*?)\)?[.;)](?=\s)", told.replace("\n", " ")))
-        options = ", ".join(f"`{name}` {value}" for name, value in re.findall(r"^    (\w+): \w+ = (.+?)$", text, re.M))
-        rows.append((f"`{path.stem}`", told.partition("\n")[0].rstrip("."), options, sources, published))
+        told, folder = ast.get_docstring(ast.parse(text)) or "", path.parent.name
+        self.named = folder == "methods" and "\nMETHOD = " in text
+        self.of_training = self.named or folder != "methods" or path.with_suffix(".yaml").exists()
+        self.name, self.what = f"`{path.stem}`", told.partition("\n")[0].rstrip(".")
+        self.formula = "".join(f"`{one}`" for one in re.findall(r"^    (.+)$", told, re.M)[:1])
+        self.sources = ", ".join(dict.fromkeys(re.findall(r"arXiv:[\d.]+\d|[\w.]+\.org/\S+", told)))
+        sentence = r"[Pp]ublished: ((?:[^().;]|\([^()]*\)|[.;](?!\s|$))+)"
+        self.published = "; ".join(re.findall(sentence, told.replace("\n", " ")))
+        options = re.findall(r"^    (\w+): \w+ = (.+?)$", text, re.M)
+        self.options = ", ".join(f"`{name}` {value}" for name, value in options)
+
+
+def list_methods(*patterns: str) -> list[Method]:
+    """Those whose paths in ppldm/methods are like one of these, by name."""
+    paths = [path for one in patterns for path in (ROOT / "ppldm/methods").glob(one) if path.stem != "__init__"]
+    return [Method(path) for path in sorted(paths, key=lambda path: path.stem)]
+
+
+def methods() -> str:
+    """What `--methods` takes."""
+    found = [one for one in list_methods("*.py") if one.named]
+    rows = [(one.name, one.what, one.options, one.sources, one.published) for one in found]
     return table(("method", "what it is", "options", "source", "published"), rows)
+
+
+def methods_of_a_setting(*patterns: str) -> str:
+    rows = [(one.name, one.what, one.formula, one.sources) for one in list_methods(*patterns)]
+    return table(("value", "what it is", "mathematics", "source"), rows)
+
+
+def labels() -> str:
+    """Of each method of training whether the study tells it apart, and what is published."""
+    study = read_results("study")["results"]["rows"]
+    told = {f"`{one['variant']}`": one["difference"] for one in study if "difference" in one}
+    proven = {name: "better" if one["value"] < 0 else "worse" for name, one in told.items() if one["told_apart"]}
+    rows = []
+    for one in list_methods("*.py", "*/*.py"):
+        if one.of_training:
+            label = "unproven" if re.search(r"\bfigure\b", one.published) else "published elsewhere"
+            label = f"**proven here**, {proven[one.name]}" if one.name in proven else label
+            rows.append((one.name, label, ": ".join(filter(None, (one.sources, one.published)))))
+    return table(("value", "label", "what is published"), rows)
 
 
 TABLES: dict[str, Callable[[], str]] = {
     **{"reference": lambda: reference(""), "zh/reference": lambda: reference("../")},
-    **{"methods": methods, "presets": presets, "devices": devices, "certified": certified},
+    **{"methods": methods, "methods/labels": labels, "presets": presets, "devices": devices, "certified": certified},
+    "methods/targets": lambda: methods_of_a_setting("targets/*.py"),
+    "methods/levels": lambda: methods_of_a_setting("levels/*.py", "stratified.py"),
+    "methods/weights": lambda: methods_of_a_setting("weights/*.py"),
+    "methods/offsets": lambda: methods_of_a_setting("offsets/*.py"),
     **{name: lambda name=name: foreign_keys(name) for name in ("open-diffusion", "Stable Cascade")},
     **{f"results/{name}": lambda name=name: measured(name) for name in MEASURED},
 }

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import make
 import pytest
 import yaml
 
@@ -220,7 +221,7 @@ def test_a_study_may_draw_the_prompts_of_one_split_and_name_files_beside_it(reci
 
 def test_the_page_of_ablations_has_labels_that_the_study_bears():
     found = json.loads((BENCHMARKS / "results/study.json").read_text())["results"]["rows"]
-    page = (BENCHMARKS.parent / "docs/recipes/ablations.md").read_text()
+    page = make.with_tables((BENCHMARKS.parent / "docs/recipes/ablations.md").read_text())
     labels = dict(
         re.findall(r"^\| `(\w+)` \| (\*\*proven here\*\*, \w+|published elsewhere|unproven)", page, re.MULTILINE)
     )
