@@ -2,6 +2,7 @@
 `--methods` names; those in a folder are named by a setting, as their files are. None is imported before it is named."""
 
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -14,6 +15,7 @@ def names(folder: str, *first: str) -> tuple[str, ...]:
     return *first, *(name for name in found if name not in first)
 
 
+@cache
 def load(folder: str, name: str):
     return import_module(f".{folder}.{name}", __package__)
 
