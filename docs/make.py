@@ -177,6 +177,22 @@ def stores(results):
     )
 
 
+def preset_needs(results):
+    rows = [
+        (
+            f"`{name}`",
+            f"{one['trained'] / 1e6:,.1f} M",
+            str(one["pixels"]),
+            ", ".join([f"{one['memory_gb']:.1f}", *one["not_counted"]]),
+            str(one["devices"]),
+            f"{one['operations_an_update'] / 1e12:,.3g}",
+            "" if one["hours"] is None else f"{one['hours']:,.3g}",
+        )
+        for name, one in results.items()
+    ]
+    return table(("preset", "trained", "pixels", "GB", "devices", "TFLOP an update", "hours at 100 TFLOP/s"), rows)
+
+
 def study(results):
     """Differences of logarithms as shares, ratios as they are; in bold what is told apart from the plain recipe."""
 
@@ -213,6 +229,7 @@ def study(results):
 
 MEASURED = {
     **{"recipes-shapes-world": shapes_world, "train_step-12": train_step, "step_peers-amd": step_peers},
+    "presets": preset_needs,
     **{
         made.__name__: made
         for made in (loader, train_step, step_peers, latents, latents_step, patch_masking, autoencoder, buckets, dedup)

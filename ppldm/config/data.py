@@ -37,7 +37,8 @@ class CaptionOptions:
     caption:0.5,caption_blip:0.5. Default: the row's own."""
     caption_choice: str = _caption("random", choices=("random", "first"))
     "Which of several captions of a row, or of a field."
-    caption_drop: Share = _caption(0.1, "Share of captions replaced by the empty one, for classifier-free guidance.")
+    caption_drop: Share = _caption(0.1, also=("proportion_empty_prompts",))
+    "Share of captions replaced by the empty one, for classifier-free guidance."
     caption_wildcards: bool = _caption(False, also=("enable_wildcard",))
     "Replace each {a|b} of a caption by one of its choices, drawn anew each epoch."
     shuffle_tags: bool = _caption(False, also=("shuffle_caption",))
@@ -71,7 +72,7 @@ class CaptionOptions:
 class RowOptions:
     """The rows of a run and what is made of their pictures."""
 
-    file_list: str = _data("./data/filelist/train.filelist.list", kind="rows", part_of="data")
+    file_list: str = _data("./data/filelist/train.filelist.list", kind="rows", part_of="data", also=("train_data_dir",))
     """A list of filelists (one a line, optionally with a weight), one filelist of parts, or a folder of parts or of
     pictures with captions in files beside them."""
     layout: str = _data("default", part_of="data")
@@ -108,7 +109,7 @@ class RowOptions:
     "Side of the crop by the resized picture's short side: 0.9 resizes to 284 to crop 256."
     interpolation: str = _picture("lanczos", choices=("lanczos", "bicubic", "bilinear", "area"))
     "How pictures are resized: as Pillow does, or area, the mean of the pixels covered, which is faster."
-    random_crop: bool = _picture(True, "Crop at random; otherwise the centre.")
+    random_crop: bool = _picture(True, "Crop at random; otherwise the centre.", opposite=("center_crop",))
     smart_crop: bool = _picture(False)
     "Crop where the picture has most edges, in place of a random crop or the centre's."
     num_crops: Annotated[int, FROM_0, "crops"] = _picture(

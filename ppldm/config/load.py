@@ -95,10 +95,13 @@ def where_of(layers: list[Layer], key: str) -> str:
 
 
 def load(
-    layers: list[Layer], schema: Schema, defaults: dict[str, object], keep_missing: bool = False
+    layers: list[Layer],
+    schema: Schema,
+    defaults: dict[str, object],
+    may_lack: Callable[[Option], bool] = lambda _: False,
 ) -> dict[str, Setting]:
     """Every setting of the schema by key, from `defaults` and `layers`, the weakest first. Raises ConfigError for an
-    unknown key, a value that is missing (`keep_missing`: that is `???`), unresolved, or not what the option takes."""
+    unknown key, a value that is missing (`???`, where an option `may_lack` one), unresolved, or not what it takes."""
     for layer in layers:
         _refuse_unknown(layer, schema)
     source = {key: layer for layer in layers for key in layer.values if key in schema}
@@ -106,8 +109,7 @@ def load(
     is_literal = {key: key not in source or source[key].is_literal for key in schema}
     resolver = _Resolver({key: escape(value) if is_literal[key] else value for key, value in raw.items()})
     missing = {key for key in schema if raw[key] is REQUIRED or raw[key] == MISSING and not is_literal[key]}
-    if missing and not keep_missing:
-        key = next(key for key in schema if key in missing)
+    if key := next((key for key in schema if key in missing and not may_lack(schema[key])), None):
         raise ConfigError(_explain_missing(key, layers, source.get(key)))
     found = {}
     for key, stated in schema.items():
@@ -118,7 +120,7 @@ def load(
         elif is_literal[key]:
             found[key] = Setting(check_value(stated, raw[key], source[key].where(key)), source[key].label)
         else:
-            found[key] = _resolve(key, stated, source[key], resolver, keep_missing)
+            found[key] = _resolve(key, stated, source[key], resolver, may_lack(stated))
     return found
 
 

@@ -80,11 +80,25 @@ _NETWORKS = {
     "stabilityai/stable-cascade-prior/prior_lite": {"prior": "cascade_c_1b"},
     "stabilityai/stable-cascade": {"text_encoder": "clip_vit_bigg", "vqgan": "vqgan_f4", "decoder": "cascade_b_3b"},
     "stabilityai/stable-cascade/decoder_lite": {"decoder": "cascade_b_700m"},
+    # What presets leave behind, and others start from.
+    "shapes_world/autoencoder/vae": {"vae": "vae_shapes_world"},
+    "shapes_world/diffusion/pipeline": {
+        **{"vae": "vae_shapes_world", "text_encoder": "ldmbert_tiny", "unet": "unet_shapes_world"}
+    },
+    "shapes_world/cascade_a/vqgan": {"vqgan": "vqgan_tiny"},
+    "shapes_world/cascade_c/prior": {"prior": "cascade_c_tiny"},
+    "sd2-base-256/pipeline": _SD2,
+    **dict.fromkeys(
+        (f"micro-diffusion-{stage}/pipeline" for stage in ("256-masked", "256", "512-masked")),
+        {"vae": "vae_kl_f8", "text_encoder": "clip_vit_h", "transformer": "microdit_xl2"},
+    ),
 }
 
 
 def published_network(component: str, name: str) -> str | None:
-    """The package's config of a component of the model `owner/model[/component]`; None where it is not known."""
+    """The package's config of a component of the model `owner/model[/component]`, or of what a preset has made; None
+    where it is not known."""
+    name = name.removeprefix("./")
     return (_NETWORKS.get(name) or _NETWORKS.get("/".join(name.split("/")[:2]), {})).get(component)
 
 

@@ -62,11 +62,11 @@ def defaults(config: type, loop: bool) -> dict[str, Any]:
     return {key: own.get(stated.name, stated.default_of(loop)) for key, stated in schema_of(config).items()}
 
 
-def merge_settings(layers: list[Layer], loop: bool, config: type, keep_missing: bool = False) -> dict[str, Setting]:
+def merge_settings(layers: list[Layer], loop: bool, config: type, *may_lack) -> dict[str, Setting]:
     """All settings of a recipe by key, as `load.load`; `loop`: with the defaults of that loop. Raises ConfigError."""
     family = Option("What is trained.", config.family, config.family, name="family", choices=(config.family,))
     usual = {"family": config.family} | defaults(config, loop)
-    return load(_without_replaced(layers, config), {"family": family} | schema_of(config), usual, keep_missing)
+    return load(_without_replaced(layers, config), {"family": family} | schema_of(config), usual, *may_lack)
 
 
 def _without_replaced(layers: list[Layer], config: type) -> list[Layer]:
@@ -178,7 +178,7 @@ def preset_recipe(preset: str, config: type, changes: dict, shown: tuple[str, ..
     under its help. config: the family's settings. Raises ConfigError."""
     known = schema_of(config)
     changed = Layer("changes", {"family": config.family, **changes}, is_literal=True)  # type: ignore[attr-defined]
-    settings = merge_settings([*file_layers(preset_path(preset)), changed], True, config, keep_missing=True)
+    settings = merge_settings([*file_layers(preset_path(preset)), changed], True, config, lambda _: True)
     found = {key: settings[key] for key in known if key in changes or key in shown}
     comments = {key: known[key].help for key in found}
     return f"base: {preset}\nfamily: {config.family}\n" + write_settings(found, comments=comments)  # type: ignore[attr-defined]

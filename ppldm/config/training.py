@@ -97,9 +97,9 @@ class TrainingOptions:
     max_skipped_updates: Updates = _run(3)
     """Stop after this many updates one after another whose loss or gradient is not finite; fewer are skipped. 1 stops
     at the first."""
-    save_steps: Updates = _run(500, loop_default=5000)
+    save_steps: Updates = _run(500, loop_default=5000, also=("checkpointing_steps",))
     "Updates between two checkpoints; one more follows the last update."
-    save_total_limit: Annotated[int, FROM_0, "checkpoints"] | None = _run(None)
+    save_total_limit: Annotated[int, FROM_0, "checkpoints"] | None = _run(None, also=("checkpoints_total_limit",))
     "Keep so many of the newest checkpoints (default: all)."
     backup_every: UpdatesOr0 = _run(0)
     "Save after every so many updates too, and never remove those checkpoints; 0: none."
@@ -117,10 +117,11 @@ class TrainingOptions:
     "Updates over which the learning rate rises from 0."
     warmup_ratio: Share = _optimizer(0.0, needs=_NO_WARMUP)
     "The same as a share of all updates, where --warmup_steps is 0."
-    num_cycles: Positive = _optimizer(0.5, needs=_COSINE)
+    num_cycles: Positive = _optimizer(0.5, also=("lr_num_cycles",), needs=_COSINE)
     "cosine: waves, of which a half falls to 0 once; cosine_with_restarts: falls, at least 1."
     lr_end: NotNegative = _optimizer(1e-7, "polynomial: learning rate of the last update.", needs=_POLYNOMIAL)
-    power: Positive = _optimizer(1.0, "polynomial: exponent; 1 is a straight line.", needs=_POLYNOMIAL)
+    power: Positive = _optimizer(1.0, also=("lr_power",), needs=_POLYNOMIAL)
+    "polynomial: exponent; 1 is a straight line."
     weight_decay: NotNegative = _optimizer(0.0, also=("adam_weight_decay",), loop_default=1e-2)
     "Weight decay of AdamW, as a share of the learning rate."
     decay_norms_and_biases: bool = _optimizer(True)
@@ -138,7 +139,8 @@ class TrainingOptions:
     device: str = _compute(DEFAULT_DEVICE, f"What to compute on: {DEVICE_HELP}.", kind="device")
     dataloader_num_workers: Annotated[int, FROM_0, "processes"] = _compute(0, also=("num_workers",), loop_default=6)
     "Processes that read and decode for each device; 0: the training process itself does."
-    recompute: bool = _compute(False, "Keep fewer activations; compute them again going back: less memory, more time.")
+    recompute: bool = _compute(False, also=("gradient_checkpointing",))
+    "Keep fewer activations; compute them again going back: less memory, more time."
     bf16: bool = _half(False, "Compute in bfloat16 what gains from it, where the device can (GPUs from Ampere on).")
     fp16: bool = _half(False, "The same in float16, with the loss scaled.")
     fp16_opt_level: str = _half("O1", choices=("O1", "O2"), needs=_MIXED)
@@ -149,7 +151,7 @@ class TrainingOptions:
     "With --bf16 or --fp16: further operations of Paddle to compute in half precision."
     amp_custom_black_list: list[str] | None = _compute(None, needs=_MIXED)
     "With --bf16 or --fp16: further operations of Paddle to compute in float32."
-    tf32: bool = _compute(False)
+    tf32: bool = _compute(False, also=("allow_tf32",))
     "GPUs: multiply float32 matrices with 10 bits of mantissa in place of 23, which is faster."
     cudnn_search: bool = _compute(False)
     "GPUs: try cuDNN's algorithms for each new shape and take the fastest; bits may differ."

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from ..config.load import MISSING
 from ..config.option import Count, Needs, NotNegative, Positive, UpdatesOr0, option
 from ..data.shapes import make_shapes
 from ..networks.configs import check_fit, downscale_factor, is_pixels, read_new_config
@@ -48,7 +49,7 @@ class ReconstructionSettings(AverageSettings):
     reconstruction_loss: str = _loss("l1", choices=("l1", "mse", "l1_mse"))
     "Error between picture and reconstruction: absolute, squared, or their sum."
     perceptual_weight: NotNegative = _loss(0.0, "Weight of LPIPS against the mean error of the pixels; 1 as published.")
-    lpips_weights: str | None = _model(None, needs=_PERCEPTUAL)
+    lpips_weights: str | None = _model(None, kind="lpips", needs=_PERCEPTUAL)
     """Weights of LPIPS on VGG16: a file, a folder with VGG16's and those of the linear layers, or random, which
     compares with no published distance."""
     adversarial_weight: NotNegative = _loss(0.0)
@@ -70,7 +71,7 @@ class ReconstructionSettings(AverageSettings):
         self.check_average()
         if self.perceptual_weight and self.lpips_weights is None:
             raise ConfigError("--perceptual_weight needs LPIPS; give --lpips_weights FILE, or random")
-        if self.lpips_weights not in (None, RANDOM) and not Path(self.lpips_weights).expanduser().exists():
+        if self.lpips_weights not in (None, RANDOM, MISSING) and not Path(self.lpips_weights).expanduser().exists():
             raise ConfigError(f"--lpips_weights {self.lpips_weights} is not there; give a file, a folder, or {RANDOM}")
 
     @property

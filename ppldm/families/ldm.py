@@ -19,6 +19,7 @@ from ..data.text.tokenizer import load_tokenizer
 from ..diffusion.drawing import Drawing
 from ..networks.configs import (
     CLIPS,
+    TEXT_ENCODERS,
     check_fit,
     check_sizes_taken,
     downscale_factor,
@@ -94,8 +95,8 @@ class TextToImage(Family):
     def networks(self, config: TextToImageSettings, data) -> dict[str, Component]:
         """Also of published models that are not here. A new text encoder has the words of a tokenizer in a folder."""
         configs = self.configs(config, published=True)
-        for name in (name for name, place in self.places(config).items() if name in CLIPS and not place):
-            sizes = {"max_position_embeddings": config.model_max_length}
+        for name in (name for name, place in self.places(config).items() if name in TEXT_ENCODERS and not place):
+            sizes = {"max_position_embeddings": config.model_max_length} if name in CLIPS else {}
             if config.tokenizer_name and Path(config.tokenizer_name).is_dir():
                 sizes["vocab_size"] = load_tokenizer(config.tokenizer_name, config.model_max_length).vocab_size
             configs[name] |= sizes

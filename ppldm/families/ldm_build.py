@@ -112,7 +112,7 @@ def inputs_of(arguments, vae_config, text_width: int, process: Process) -> dict[
 
 def tokenizer_source(arguments, text_encoder: str = "text_encoder") -> str:
     """`--tokenizer_name`, else the tokenizer of the model to start from, else the family's. Raises ConfigError."""
-    if arguments.tokenizer_name and text_encoder != "text_encoder_3":
+    if arguments.tokenizer_name and (text_encoder != "text_encoder_3" or arguments.file_of(text_encoder)):
         return arguments.tokenizer_name
     if name := arguments.model_name_or_path if arguments.starts_from_pipeline else arguments.name_of(text_encoder):
         kinds = arguments.components if arguments.starts_from_pipeline else (text_encoder,)

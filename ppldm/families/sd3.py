@@ -53,6 +53,9 @@ class SD3Config(TransformerSettings):
     text_encoder_3_name_or_path: str | None = weights_option(
         "Third text encoder, a T5 with its tokenizer", in_parts=True
     )
+    text_encoder_3_config_file: str | None = config_option(
+        "text_encoder_3", "one that stays as it is drawn, by --tokenizer_name", "t5_tiny", in_parts=True
+    )
     text_encoder_3_max_length: Count = option(T5_LENGTH, section="model", identity=True, unit="tokens")
     "Tokens of a caption that the third text encoder reads."
     omitted_text_encoders: list[str] = option([], section="model", identity=True)

@@ -192,7 +192,7 @@ class AverageSettings:
 class AdapterSettings:
     """A base of the settings of families whose networks `networks.adapters` can adapt."""
 
-    lora_rank: Count | None = _loss(None)
+    lora_rank: Count | None = _loss(None, also=("rank",))
     "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/finetune.md)."
     lora_alpha: Positive | None = _loss(None, needs=_NEEDS_LORA)
     "They are scaled by this over their rank (default: the rank)."

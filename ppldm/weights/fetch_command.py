@@ -1,10 +1,11 @@
 """`ppldm fetch`: a published model into the cache, by what `locate_model` fetches for commands that take its name."""
 
+import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
-from ..utils.errors import ModelError
-from ..utils.files import is_address
+from ..utils.errors import ConfigError, ModelError
+from ..utils.files import atomic_dir, is_address
 from ..utils.text import count_of, print_report
 from ..utils.variables import is_offline
 from .fetch import ALL_FOLDERS, SIDE_BY_SIDE, check_name, locate_model, naming_hub_errors, patterns_of, pickles_of
@@ -13,6 +14,7 @@ from .folders import COMPONENT_FOLDERS
 
 def fetch(
     name: str,  # owner/model or owner/model/component, on the hub or the mirror in HF_ENDPOINT
+    out: str = "",  # copy it to this folder, which must not be there
     dry_run: bool = False,  # say which files these are and how large, and write nothing
     offline: bool = False,  # never touch the network: only say where it lies
     json: bool = False,  # print the report as JSON
@@ -22,6 +24,8 @@ def fetch(
     Prints where it lies and how large it is; what is there already is not fetched again. Later commands find it by its
     name in the same cache (HF_HOME), with --offline too.
     """
+    if out and Path(out).exists():
+        raise ConfigError(f"--out {out} is there already; name a new folder")
     text, kinds, published = check_name(name), [*COMPONENT_FOLDERS], dict[str, int]()
     pieces = text.split("/")
     repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
@@ -39,6 +43,10 @@ def fetch(
         folder, files = None, choose_files(published, subfolder, kinds)
     else:
         folder = locate_model(name, offline, kinds)
+        if out and folder.is_dir():
+            with atomic_dir(Path(out)) as made:
+                shutil.copytree(folder, made, dirs_exist_ok=True)
+            folder = Path(out)
         paths = [folder] if folder.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
         files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in paths}
     report = {"name": text, "folder": folder and str(folder), "files": files, "bytes": sum(files.values())}

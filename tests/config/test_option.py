@@ -158,3 +158,19 @@ def test_words_of_a_command_line(name, text, value):
 
 def test_the_identity_is_made_of_what_says_so():
     assert identity_of(Group(folder="x", rate=2.0), Group(folder="y", rate=2.0)) == {"rate": 2.0, "kind": "linear"}
+
+
+def test_flags_of_diffusers_scripts_mean_what_they_mean_there():
+    from ppldm.training.commands.train import read_flags
+
+    words = (
+        "--train_data_dir data --center_crop --random_flip --proportion_empty_prompts 0.2 --checkpointing_steps 500 "
+        "--checkpoints_total_limit 3 --gradient_checkpointing --allow_tf32 --lr_num_cycles 2 --lr_power 0.5 --rank 8 "
+        "--max_train_steps 9 --train_batch_size 2 --lr_warmup_steps 4 --snr_gamma 5 --scale_lr --use_ema"
+    )
+    assert read_flags(words.split(), True) == ({
+        **{"file_list": "data", "random_crop": False, "random_flip": True, "caption_drop": 0.2, "save_steps": 500},
+        **{"save_total_limit": 3, "recompute": True, "tf32": True, "num_cycles": 2.0, "power": 0.5, "lora_rank": 8},
+        **{"max_steps": 9, "per_device_train_batch_size": 2, "warmup_steps": 4, "snr_gamma": 5.0, "scale_lr": True},
+        "use_ema": True,
+    }, [])  # fmt: skip

@@ -409,6 +409,11 @@ def test_the_command_fetches_what_it_said_before(hub, name):
         text == f"{name}: {len(found)} files, {sum(found.values()) / 1e6:,.1f} MB; in {made['folder']}\n"
         and not hub.asked
     )
+    out = hub.home / "own"
+    copied = json.loads(command(hub, name, "--offline", "--json", "--out", str(out)).stdout)
+    assert copied == made | {"folder": str(out)} and not any(path.is_symlink() for path in out.rglob("*"))
+    again = command(hub, name, "--offline", "--out", str(out))
+    assert again.returncode == 1 and "own is there already" in again.stderr
 
 
 @pytest.mark.turn("a model is fetched by its name", 2)

@@ -12,7 +12,7 @@ pipeline    of tables of URLs: settings of `ppldm pipeline`
 """
 
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -93,12 +93,15 @@ def find_entry(name: str, files: list[str] = (), columns: dict | None = None) ->
             pipeline = {"filter": {"no_shuffle": True}, "download": names, "convert": {"min_size": 256}}
         licence = {"name": "see its page", "page": page}
         return Entry(name, found[1], licence, (source,), gate=page, columns=columns, pipeline=pipeline)
-    if files or columns:
-        raise ConfigError("--files and the columns are for hf:OWNER/NAME; the sets of `ppldm dataset list` have theirs")
+    if columns:
+        raise ConfigError("the columns are for hf:OWNER/NAME; the sets of `ppldm dataset list` have theirs")
     entries = list_entries()
     if name not in entries:
         raise ConfigError(f"no data set {name!r}; {did_you_mean(name, entries)} or hf:OWNER/NAME for one of the hub")
-    return entries[name]
+    entry = entries[name]
+    if files and (len(entry.pictures) > 1 or not entry.pictures[0].hub):
+        raise ConfigError(f"--files is not for {name}, which is not of one repository of the hub; omit it")
+    return replace(entry, pictures=(replace(entry.pictures[0], all=tuple(files), small=()),)) if files else entry
 
 
 def expand(pattern: str) -> list[str]:

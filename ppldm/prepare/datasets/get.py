@@ -62,7 +62,7 @@ def get(
     overrides: Annotated[list, {"opt": False, "nargs": "*", "type": str}] = (),  # of sets of URLs: download.retries=2
     out: Annotated[str, {"opt": True, "required": True}] = "",  # folder for everything; made if missing
     links: str = "",  # the list of links, for sets whose links expire
-    files: Annotated[list, {"nargs": "*", "type": str, "opt": True}] = (),  # of hf:OWNER/NAME: patterns of file names
+    files: Annotated[list, {"nargs": "*", "type": str, "opt": True}] = (),  # these only, by name: {0..9} and * work
     image_col: str = "",  # of hf:OWNER/NAME: column of the pictures; by default image, jpg, ...
     caption_col: str = "",  # of hf:OWNER/NAME: column of the captions; by default text, caption, ...
     url_col: str = "",  # of hf:OWNER/NAME: column of URLs to download, where there are no pictures

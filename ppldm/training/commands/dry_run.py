@@ -1,10 +1,11 @@
-"""`--dry_run`: what a recipe trains, and the memory of its weights, without memory for them.
+"""`--dry_run`: what a recipe trains, the memory and the operations that it takes, without taking them.
 
 Bytes of each device for N trained parameters, as the optimizer and `networks/ema.py` keep them: weights 4 a parameter,
 trained or not, adapters too; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters
 in the optimizer. Gradients 4 N; AdamW's moments 8 N, 4 of Muon's matrices; a moving average 4 N. `--sharding stage1`
 divides what the optimizer has by the devices, stage2 gradients too, stage3 trained weights and averages too, but for
-the layers that are gathered at a time. Activations, and what the device's libraries take, come on top.
+the layers that are gathered at a time. Activations are counted (`doctor.memory`); what the device's libraries take
+comes on top.
 """
 
 from dataclasses import replace
@@ -24,13 +25,15 @@ from ...weights.fill import parameter_shapes
 from ...weights.lora.merge import find_table
 from ...weights.model_file import class_of
 
+SPEED = 1e14  # floating-point operations a second that hours are forecast for: a third of an A100's in bfloat16
+ENDLESS = 10**9  # updates, of presets that are to be stopped by hand
 UNUSED = "to_logits."  # of LDMBert: kept, and never trained
 _ENCODING = ("encoder.", "quant_conv.")  # of an autoencoder
 
 
-def dry_run(recipe: Recipe, num_devices: int, as_json: bool) -> None:
-    """Print it. Raises ConfigError, ModelError."""
-    print_report(reckon(recipe, num_devices), describe, as_json)
+def dry_run(recipe: Recipe, num_devices: int, as_json: bool, forecast) -> None:
+    """Print it. forecast: that of `doctor.memory`. Raises ConfigError, ModelError."""
+    print_report(reckon(recipe, num_devices) | forecast(recipe, num_devices), describe, as_json)
 
 
 def reckon(recipe: Recipe, num_devices: int) -> dict:
@@ -136,8 +139,14 @@ def describe(report: dict) -> str:
     ]
     counts = [f"{sum(part[name] for part in parts.values()):>13,}" for name in ("parameters", "trained")]
     lines += [f"  {'in all':<35} {counts[0]} parameters, {counts[1]} trained"]
-    lines += ["memory of each device, in GB, without activations:"]
-    lines += [f"  {name:<10} {size / 1e9:8.2f}" for name, size in {**sizes, "in all": sum(sizes.values())}.items()]
+    sizes = sizes | {"activations": report["bytes_of_activations"]}
+    lacking = f", without the activations of {', '.join(report['not_counted'])}" if report["not_counted"] else ""
+    lines += [f"memory of each device, in GB{lacking}:"]
+    lines += [f"  {name:<11} {size / 1e9:8.2f}" for name, size in {**sizes, "in all": sum(sizes.values())}.items()]
+    time = f"{report['operations_an_update'] / 1e12:,.3g} TFLOP a device and update"
+    if report["hours"] is not None:
+        time += f"; {report['updates']:,} updates: {report['hours']:,.3g} h at {SPEED / 1e12:.0f} TFLOP/s"
+    lines += [f"{time} (`ppldm doctor` measures on a CPU)"]
     lines += ["on the disk, in GB:"]
     lines += [f"  {name:<10} {size / 1e9:8.2f}" for name, size in report["bytes_on_disk"].items()]
     return "\n".join(lines)

@@ -88,9 +88,10 @@ def run_training(argv: list[str], loop: bool, config: type | None, prog: str | N
         network_forbidden(getattr(recipes[0].model, "offline", False)),
     ):
         if asked := read_dry_run(argv):
+            from ..doctor.memory import forecast
             from .dry_run import dry_run
 
-            dry_run(*recipes, *asked)  # type: ignore[call-arg]
+            dry_run(*recipes, *asked, forecast)  # type: ignore[call-arg]
         else:
             run_recipe(*recipes, loop)  # type: ignore[call-arg]
 
@@ -126,16 +127,23 @@ def check_early(argv: list[str], loop: bool = True, config: type | None = LdmCon
     """As `read_recipe`, and what it names is there. Raises ConfigError, ModelError."""
     recipe = read_recipe(argv, loop, config, prog)
     with naming_origins(recipe.settings):
-        check_recipe(recipe)
+        check_recipe(recipe, read_dry_run(argv) is not None)
     return recipe
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Raises ConfigError, ModelError for what a recipe names and what is not there, or no model can be made of."""
+def check_recipe(recipe: Recipe, is_dry: bool = False) -> None:
+    """Raises ConfigError, ModelError for what a recipe names and what is not there, or no model can be made of. is_dry:
+    data, tokenizers and weights may come later, and are only warned of."""
     for group in (recipe.model, recipe.data, recipe.training):
         for name, stated in options(type(group)).items():
-            if stated.kind in _CHECKS and getattr(group, name):
-                _CHECKS[stated.kind](stated, getattr(group, name))
+            if stated.kind not in _CHECKS or not (value := getattr(group, name)):
+                continue
+            try:
+                _CHECKS[stated.kind](stated, value)
+            except PpldmError as error:
+                if not is_dry or stated.kind not in _LATER:
+                    raise
+                get_logger().warning("the run will need it: %s", error)
     check_family(recipe.model, recipe.data, recipe.training)
 
 
@@ -164,6 +172,7 @@ def _check_named(check):
     return checked
 
 
+_LATER = ("rows", "model", "tokenizer", "lpips")  # the kinds of options whose data or weights a dry run does without
 # What the value of an option must pass, by its kind.
 _CHECKS = {
     "file": _check_file,
@@ -198,7 +207,8 @@ def read_recipe(argv: list[str], loop: bool, config: type | None = LdmConfig, pr
     if (name := last_value(layers, "family", config.family)) != config.family:  # type: ignore[attr-defined]
         where = where_of(layers, "family")
         raise ConfigError(f"{where} {name} is not what this script trains ({config.family}); use `ppldm train`")  # type: ignore[attr-defined]
-    settings = merge_settings(layers, loop, config, keep_missing=source.print_config)
+    may_lack = lambda stated: source.print_config or source.dry_run and stated.kind in _LATER  # noqa: E731
+    settings = merge_settings(layers, loop, config, may_lack)
     if source.print_config:
         if World.detect().is_main:
             sys.stdout.write(write_settings(settings, origins=True))

@@ -41,7 +41,7 @@ from ...utils.errors import ModelError, describe
 from ...utils.machine.devices import current_kind
 from ...utils.machine.resources import process_memory_bytes
 from ...weights.fill import bare_network
-from ..commands.dry_run import count_averages, reckon
+from ..commands.dry_run import ENDLESS, SPEED, count_averages, reckon
 
 # Fitted to runs of the tiny networks (benchmarks/memory.py).
 FIRST_UPDATE_BYTES = 120_000_000  # threads, kernels and their buffers, that an import does not bring
@@ -158,6 +158,17 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
         later = sum(states.values()) - states["weights"] + activations + parts["heap"] + parts["export"]
         parts["reading"] = max(0, elsewhere + _read_bytes(family, recipe, reckoned["components"]) - later)
     return Memory(parts, tuple(unknown), shapes.samples * sample, on_disk, operations)
+
+
+def forecast(recipe: Recipe, num_devices: int) -> dict:
+    """Of a device: the bytes of its activations, and the networks whose are not counted; floating-point operations of
+    an update, and hours of all updates at `SPEED`, where there is an end to them. Raises ModelError."""
+    memory, arguments = estimate(recipe, num_devices), recipe.training
+    updates = -(-(arguments.max_samples or 0) // arguments.samples_of_update(num_devices)) or arguments.max_steps
+    operations = memory.operations * arguments.accumulation_for(num_devices)
+    report = {"bytes_of_activations": memory.by_purpose["activations"], "not_counted": list(memory.unknown)}
+    report |= {"operations_an_update": operations, "updates": updates}
+    return report | {"hours": operations * updates / SPEED / 3600 if 0 < updates < ENDLESS else None}
 
 
 def _read_bytes(family, recipe: Recipe, components: dict) -> int:

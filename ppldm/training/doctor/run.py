@@ -36,6 +36,7 @@ from ...weights.folders import one_run
 from .. import rows
 from ..averages.snapshots import DEFAULT_NUMBER
 from ..checkpoint import find_checkpoint, read_manifest
+from ..commands.dry_run import ENDLESS
 from ..metrics import METRICS_FILE, read_metrics
 from ..optimizer import is_mixed
 from ..prepare import settings_identity, without_secrets
@@ -52,7 +53,6 @@ _SIDE, _PRODUCTS = 384, 64
 _INDEXED_BYTES = 1 << 30  # of parts without an index, for which it is made here; more take minutes
 _INDEX_BYTES_A_SECOND = 5e7
 _MANY_EPOCHS = 1000
-_ENDLESS = 10**9  # updates, of presets that are to be stopped by hand
 _ACCEPT = "resume with the same, add --accept_changes %s, or give another --output_dir"
 _MANY_BAD = 0.01  # share of the rows looked at
 
@@ -249,7 +249,7 @@ def look_at_rows(recipe: Recipe, selection: Selection, num_devices: int) -> Iter
         fix = "" if 2 * num_rows > selection.num_rows else "check --where and --resolution"
         yield judged("selection", f"{num_rows:,} of {selection.num_rows:,} rows are used ({left})", fix)
     epochs = steps * batch / num_rows
-    until = "no --max_steps ends it" if steps >= _ENDLESS else f"{steps:,} updates are {epochs:,.2f} epochs"
+    until = "no --max_steps ends it" if steps >= ENDLESS else f"{steps:,} updates are {epochs:,.2f} epochs"
     text = (
         f"{num_rows:,} rows, {num_rows // num_devices:,} a device; {count_of(math.ceil(num_rows / batch), 'update')} "
     )
@@ -319,7 +319,7 @@ def _look_ahead(recipe: Recipe, given, max_steps: int, facts: dict, would_run: b
     size, count = facts.get("checkpoint_bytes"), count_checkpoints(recipe.training, max(1, max_steps))
     more = other_bytes(recipe.model, facts.get("bytes_on_disk", {}), max(1, max_steps))
     yield from look_at_disk(recipe.training, size, count, more)
-    if not max_steps or max_steps >= _ENDLESS:
+    if not max_steps or max_steps >= ENDLESS:
         open_end = "nothing ends this run; give --max_steps" if max_steps else "the rows say how long the epochs are"
         yield judged("forecast", f"none: {open_end}")
         return

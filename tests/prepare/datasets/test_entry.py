@@ -47,6 +47,11 @@ def test_names():
         find_entry("jurneydb")
     with pytest.raises(ConfigError, match="for hf:OWNER/NAME"):
         find_entry("cc12m", columns={"image": "jpg"})
+    some, whole = find_entry("journeydb", ["data/train/imgs/{007..008}.tgz"]), find_entry("journeydb")
+    assert [some.pictures[0].patterns(size) for size in ("small", "all")] == [("data/train/imgs/{007..008}.tgz",)] * 2
+    assert (some.captions, some.query, some.pictures[0].hub) == (whole.captions, whole.query, whole.pictures[0].hub)
+    with pytest.raises(ConfigError, match="--files is not for sa1b"):
+        find_entry("sa1b", ["a.tar"])
     entry = find_entry("hf:a/b.c", ["x/*.tar"], {"url": "link", "caption": ""})
     assert entry.pictures[0].all == ("x/*.tar",) and entry.pipeline["download"] == {"url_col": "link"}
     assert not re.search("token|secret", str(entry))

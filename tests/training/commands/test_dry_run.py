@@ -1,7 +1,6 @@
 """`--dry_run`: every preset's networks have the published sizes, and take no memory."""
 
 import json
-import shutil
 from math import prod
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from ppldm.config.network_files import CONFIG_DIR
 from ppldm.families.base import get_family
 from ppldm.families.ldm import LdmConfig
 from ppldm.training.commands import dry_run
-from ppldm.training.commands.train import check_recipe, read_dry_run, read_recipe, run_training, train
+from ppldm.training.commands.train import check_early, read_dry_run, read_recipe, run_training, train
+from ppldm.training.doctor.memory import forecast
 from ppldm.utils.errors import ConfigError, ModelError
 from ppldm.weights.fill import parameter_shapes
 
@@ -30,52 +30,34 @@ PUBLISHED = {
     "autoencoder-f8": (83_653_863, 2_765_633, 14_716_160),
     "ldm-32layer-laion400m": (83_653_863, 581_994_042, 872_300_484),
 }
-# What other presets leave behind, and a preset starts from: the folder of a component, and its config.
-LEFT_BEHIND = {
-    "shapes_world/autoencoder/vae": "vae_shapes_world",
-    "shapes_world/diffusion/pipeline/vqvae": "vae_shapes_world",
-    "shapes_world/diffusion/pipeline/bert": "ldmbert_tiny",
-    "shapes_world/diffusion/pipeline/unet": "unet_shapes_world",
-    "sd2-base-256/pipeline/unet": "unet_sd2",
-    "shapes_world/cascade_a/vqgan": "vqgan_tiny",
-    "shapes_world/cascade_c/prior": "cascade_c_tiny",
-    "effnet": "effnet_v2_s",
-    **{
-        f"micro-diffusion-{stage}/pipeline/{folder}": name
-        for stage in ("256-masked", "256", "512-masked")
-        for folder, name in (("vae", "vae_kl_f8"), ("text_encoder", "clip_vit_h"), ("transformer", "microdit_xl2"))
-    },
+# What other presets leave behind, and a preset starts from: the preset that makes it, and its component's name there.
+MADE_BY = {
+    ("shapes-world", "vae"): ("shapes-world-autoencoder", "vae"),
+    ("shapes-world-controlnet", "vae"): ("shapes-world", "vae"),
+    ("shapes-world-controlnet", "text_encoder"): ("shapes-world", "text_encoder"),
+    ("shapes-world-controlnet", "unet"): ("shapes-world", "unet"),
+    ("cascade-b-tiny-cpu", "vqgan"): ("cascade-a-tiny-cpu", "vqgan"),
+    ("cascade-controlnet-tiny-cpu", "prior"): ("cascade-c-tiny-cpu", "prior"),
+    ("sd2-base-512", "unet"): ("sd2-base-256", "unet"),
+    ("micro-diffusion-256", "transformer"): ("micro-diffusion-256-masked", "transformer"),
+    ("micro-diffusion-512", "transformer"): ("micro-diffusion-512-masked", "transformer"),
 }
 
 
 @pytest.fixture(scope="module")
-def home(tiny, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("home")
-    for place, name in LEFT_BEHIND.items():
-        (folder / place).mkdir(parents=True)
-        shutil.copy(CONFIG_DIR / f"{name}.json", folder / place / "config.json")
-    for place in ("quickstart/data", "shapes_world/data", "shapes_world/data_128"):
-        shutil.copytree(tiny.tokenizer, folder / place / "tokenizer")
-    return folder
+def home(tmp_path_factory) -> Path:
+    """A folder in which there is nothing."""
+    return tmp_path_factory.mktemp("home")
 
 
-def asked_for(name: str) -> list[str]:
-    """What a preset leaves to be given."""
-    if name.startswith("autoencoder-f"):
-        return ["model.lpips_weights=random"]
-    return ["model.effnet_name_or_path=effnet"] if name.startswith("cascade-") and "tiny" not in name else []
-
-
-def reckon(tiny, home, monkeypatch, name: str, *words, num_devices: int = 1) -> dict:
+def reckon(home, monkeypatch, name: str, *words, num_devices: int = 1) -> dict:
     monkeypatch.chdir(home)
-    recipe = read_recipe(["--preset", name, f"data.file_list={tiny.file_list}", *words], True, config=None)
-    check_recipe(recipe)
-    return dry_run.reckon(recipe, num_devices)
+    return dry_run.reckon(check_early(["--preset", name, *words, "--dry_run"], config=None), num_devices)
 
 
 @pytest.mark.parametrize("name", list_presets())
-def test_every_preset_passes(tiny, home, monkeypatch, name):
-    report = reckon(tiny, home, monkeypatch, name, *asked_for(name))
+def test_every_preset_passes_where_there_is_nothing(home, monkeypatch, name):
+    report = reckon(home, monkeypatch, name)
     parts, family = report["components"], get_family(report["family"])
     assert parts.keys() <= family.components.keys() <= parts.keys() | set(family.optional)
     assert 0 < sum(part["trained"] for part in parts.values()) <= sum(part["parameters"] for part in parts.values())
@@ -83,9 +65,41 @@ def test_every_preset_passes(tiny, home, monkeypatch, name):
         assert tuple(part["parameters"] for part in parts.values()) == PUBLISHED[name]
 
 
-def test_what_is_trained(tiny, home, monkeypatch):
+@pytest.mark.parametrize("user, maker", MADE_BY.items())
+def test_what_a_preset_leaves_behind_is_of_its_size(home, monkeypatch, user, maker):
+    of, by = ({**reckon(home, monkeypatch, preset)["components"][name]} for preset, name in (user, maker))
+    assert of["parameters"] == by["parameters"] > 0
+
+
+def test_what_is_not_there_is_warned_of_and_refused_by_a_training(home, monkeypatch, caplog):
+    reckon(home, monkeypatch, "sd3-tiny-cpu")
+    for flag in ("file_list", "vae_name_or_path", "tokenizer_name"):
+        assert f"the run will need it: --{flag}" in caplog.text
+    with pytest.raises((ConfigError, ModelError), match="shapes_world"):
+        check_early(["--preset", "sd3-tiny-cpu"], config=None)
+    with pytest.raises(ConfigError, match="model.lpips_weights is "):
+        check_early(["--preset", "autoencoder-f8"], config=None)
+    with pytest.raises(ConfigError, match="--unet_config_file nope"):
+        reckon(home, monkeypatch, "sd15-unet-from-scratch", "--unet_config_file", "nope")
+
+
+def test_operations_and_activations_are_forecast(tiny, tmp_path):
+    """Twice the batches of an update are twice the operations, and take no more memory."""
+    one, two = (
+        forecast(read_recipe([*tiny.flags(tmp_path), "--gradient_accumulation_steps", number], True), 1)
+        for number in ("1", "2")
+    )
+    assert two["operations_an_update"] == 2 * one["operations_an_update"] > 0 and one["updates"] == 4
+    assert two["bytes_of_activations"] == one["bytes_of_activations"] > 0 and one["not_counted"] == []
+    recipe = read_recipe(tiny.flags(tmp_path), True)
+    text = dry_run.describe(dry_run.reckon(recipe, 1) | one | {"not_counted": ["lpips"]})
+    assert "GB, without the activations of lpips:" in text and "4 updates: " in text and "in all" in text
+    assert one["hours"] * 3600 * dry_run.SPEED == pytest.approx(4 * one["operations_an_update"])
+
+
+def test_what_is_trained(home, monkeypatch):
     def trained(name):
-        return [part["trained"] for part in reckon(tiny, home, monkeypatch, name)["components"].values()]
+        return [part["trained"] for part in reckon(home, monkeypatch, name)["components"].values()]
 
     assert trained("sd15-finetune") == [0, 0, 859_520_964]
     assert trained("sd15-finetune-text-encoder") == [0, 123_060_480, 859_520_964]
@@ -113,13 +127,13 @@ def test_adapters_are_counted_as_they_are_built(tiny, tmp_path, monkeypatch, cap
     assert report["bytes_a_device"]["weights"] == 4 * (whole + sum(trained.values()))
 
 
-def test_new_tokens_need_no_vocabulary(tiny, home, monkeypatch):
+def test_new_tokens_need_no_vocabulary(home, monkeypatch):
     """Stable Diffusion is not here: a new token is one row of its table, 768 wide."""
     words = ("--train_tokens", "<fido>=^dog", "<cat>")
-    report = reckon(tiny, home, monkeypatch, "sd15-lora", *words)
+    report = reckon(home, monkeypatch, "sd15-lora", *words)
     assert report["components"]["text_encoder"]["trained"] == 2 * 768
     with pytest.raises(ModelError, match="stable-diffusion-v1-5"):
-        reckon(tiny, home, monkeypatch, "sd15-lora", *words, "^dog")
+        reckon(home, monkeypatch, "sd15-lora", *words, "^dog")
 
 
 def test_devices_that_are_named_are_reckoned_with(tiny, capfd):
@@ -140,9 +154,9 @@ HALVES = ("--bf16", "true", "--fp16_opt_level", "O2")
     ((), ""), ((), "stage1"), ((), "stage2"), (HALVES, ""), (HALVES, "stage1"), (("--use_ema", "true"), "stage2"),
     (("--use_ema", "true"), "stage3"),
 ])  # fmt: skip
-def test_bytes_of_a_device(tiny, home, monkeypatch, words, sharding):
+def test_bytes_of_a_device(home, monkeypatch, words, sharding):
     words = ("--bf16", "false", "--sharding", sharding, *words)
-    report = reckon(tiny, home, monkeypatch, "sd15-finetune", *words, num_devices=3)
+    report = reckon(home, monkeypatch, "sd15-finetune", *words, num_devices=3)
     halves, unet, text_encoder = "O2" in words, 859_520_964, 123_060_480
     elsewhere = 4 * (unet - unet // 3) - unet // 3 if sharding == "stage3" else 0  # but for a quarter of a share
     assert report["bytes_elsewhere"] == elsewhere
@@ -153,13 +167,12 @@ def test_bytes_of_a_device(tiny, home, monkeypatch, words, sharding):
         "average": 4 * unet // (3 if sharding == "stage3" else 1) if "--use_ema" in words else 0,
     }
     assert report["samples_an_update"] == 3 * 2 * 8
-    assert "in all" in dry_run.describe(report)
 
 
-def test_a_laion_recipe_has_the_published_batch(tiny, home, monkeypatch):
+def test_a_laion_recipe_has_the_published_batch(home, monkeypatch):
     """64 devices make 2,048 samples an update, from 2.0-base, whichever it predicts."""
     for name in ("sd20-base-to-21-base-laion", "sd20-base-to-v-laion"):
-        assert reckon(tiny, home, monkeypatch, name, num_devices=64)["samples_an_update"] == 2048
+        assert reckon(home, monkeypatch, name, num_devices=64)["samples_an_update"] == 2048
 
 
 def test_it_takes_no_memory():
@@ -169,9 +182,9 @@ def test_it_takes_no_memory():
     assert sum(sizes) > 1e12
 
 
-def test_what_is_not_here_is_said(tiny, home, monkeypatch):
+def test_what_is_not_here_is_said(home, monkeypatch):
     with pytest.raises(ModelError, match="someone/model: there is no config.json of its vae here; download"):
-        reckon(tiny, home, monkeypatch, "sd15-finetune", "--model_name_or_path", "someone/model")
+        reckon(home, monkeypatch, "sd15-finetune", "--model_name_or_path", "someone/model")
     from toy import registered_toy
 
     with registered_toy(), pytest.raises(ConfigError, match="--dry_run does not know the networks of"):

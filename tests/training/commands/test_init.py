@@ -19,6 +19,7 @@ from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.training.commands import dry_run, init
 from ppldm.training.commands.init import DATA, GOALS, MACHINES, QUESTIONS
 from ppldm.training.commands.train import read_recipe
+from ppldm.training.doctor import memory
 from ppldm.training.doctor import run as doctors_run
 from ppldm.training.doctor import run as forecast
 from ppldm.training.doctor.command import FoundErrors, doctor
@@ -56,7 +57,7 @@ def test_every_answer_makes_a_recipe_that_passes_the_dry_run(tiny, place, capsys
     write_vae(place / "recipe-autoencoder/vae")  # as the recipe of the autoencoder does
     recipe = read_recipe(["--config", "recipe.yaml"], True, None)
     capsys.readouterr()
-    dry_run.dry_run(recipe, 1, True)
+    dry_run.dry_run(recipe, 1, True, memory.forecast)
     report = json.loads(capsys.readouterr().out)
     assert report["samples_an_update"] > 0 and sum(report["bytes_a_device"].values()) > 0
     trained = {name for name, part in report["components"].items() if part["trained"]}

@@ -7,7 +7,7 @@ from tiny_model import write_base
 
 from ppldm.training.commands.dry_run import describe, reckon
 from ppldm.training.commands.train import check_early, run_recipe
-from ppldm.training.doctor.memory import estimate
+from ppldm.training.doctor.memory import estimate, forecast
 from ppldm.training.doctor.run import count_checkpoints, other_bytes
 
 MOST = 0.15
@@ -65,5 +65,6 @@ def test_each_average_of_posthoc_is_in_memory_and_in_a_dry_run(tiny, tmp_path):
     assert [found[name]["average"] / one for name in ("posthoc", "posthoc beside the average")] == [2, 3]
     assert found["posthoc beside the average"]["export"] == found["average"]["export"]
     assert found["posthoc"]["export"] == found["plain"]["export"]
-    text = describe(reckon(recipe_of(tiny, tmp_path / "run", POSTHOC), 1))
+    recipe = recipe_of(tiny, tmp_path / "run", POSTHOC)
+    text = describe(reckon(recipe, 1) | forecast(recipe, 1))
     assert "on the disk, in GB:" in text and "snapshots" in text
