@@ -58,7 +58,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default="study", help="folder of the runs")
     parser.add_argument("--world", type=Path, default="shapes_world", help="what docs/recipes/ablations.md makes")
+    parser.add_argument("--folder", type=Path, default=VARIANTS, help="of the variants, plain.yaml among them")
     parser.add_argument("--variants", nargs="+", help="only these; by default all")
+    parser.add_argument("--rate", type=float, help="of all, a multiple of the plain recipe's; by default each is tuned")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so many")
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--dry-run", action="store_true", help="say what is left to run, and how long it would take")
@@ -68,7 +70,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.pairing:
         return print(pairing_table())
-    study = Study(arguments.out, read_variants(arguments.variants))
+    study = Study(arguments.out, read_variants(arguments.variants, arguments.folder), arguments.rate)
     if arguments.dry_run:
         return print(study.forecast(arguments.jobs))
     if not arguments.table:
@@ -78,15 +80,15 @@ def main() -> None:
     save_results(arguments, summary)
 
 
-def variant_files() -> dict[str, Path]:
-    """The file of each variant, by name."""
-    found = sorted([*VARIANTS.glob("*.yaml"), *METHODS.rglob("*.yaml")], key=lambda path: path.stem)
-    return {path.stem: path for path in found}
+def variant_files(folder: Path = VARIANTS) -> dict[str, Path]:
+    """The file of each variant, by name: of a folder, and with the study's own those beside the methods."""
+    methods = METHODS.rglob("*.yaml") if folder == VARIANTS else ()
+    return {path.stem: path for path in sorted([*folder.glob("*.yaml"), *methods], key=lambda path: path.stem)}
 
 
-def read_variants(wanted: list[str] | None = None) -> dict[str, dict]:
+def read_variants(wanted: list[str] | None = None, folder: Path = VARIANTS) -> dict[str, dict]:
     """The flags of variants by name, the plain recipe first, with its own in all."""
-    found = {name: yaml.safe_load(path.read_text()) for name, path in variant_files().items()}
+    found = {name: yaml.safe_load(path.read_text()) for name, path in variant_files(folder).items()}
     if unknown := set(wanted or ()) - set(found):
         sys.exit(f"no variant {', '.join(sorted(unknown))}; there are {', '.join(found)}")
     plain = found.pop(PLAIN)["flags"]
@@ -97,8 +99,8 @@ def read_variants(wanted: list[str] | None = None) -> dict[str, dict]:
 class Study:
     """Runs that are there, and those that are wanted next."""
 
-    def __init__(self, out: Path, variants: dict[str, dict]):
-        self.out, self.variants, self.found = out, variants, {}
+    def __init__(self, out: Path, variants: dict[str, dict], rate: float | None = None):
+        self.out, self.variants, self.rate, self.found = out, variants, rate, {}
 
     def result(self, run: Run) -> dict | None:
         """What is there of a run. Exits where it is of other flags."""
@@ -110,7 +112,10 @@ class Study:
         return self.found.get(run)
 
     def rate_of(self, variant: str) -> float | None:
-        """The multiple of the rate with the lowest mean loss on the tuning seeds; None before all are there."""
+        """The multiple of the rate that is given, or else that with the lowest mean loss on the tuning seeds; None
+        before all are there."""
+        if self.rate:
+            return self.rate
         runs = {rate: [self.result(Run(variant, rate, seed)) for seed in TUNING_SEEDS] for rate in RATES}
         if not all(all(own) for own in runs.values()):
             return None
@@ -260,7 +265,9 @@ def words_of(flags: dict, run: Run, folder: Path, world: Path) -> list[str]:
 
 
 def graded(model, world: Path, seed: int) -> dict:
-    """Shares of right pictures of the first prompts of the world, seen and held out, by what the captions say."""
+    """Shares of right pictures of the first prompts of the world, seen and held out, by what the captions say: of the
+    short captions, and where the world's are long of these too, as "long." and the name."""
+    from ppldm.demo.shapes_world.grammar import shorten
     from ppldm.diffusion.drawing import Drawing
     from ppldm.diffusion.guided import draw
     from ppldm.evaluation.composition import grade_pictures
@@ -268,18 +275,25 @@ def graded(model, world: Path, seed: int) -> dict:
     drawing, shape = Drawing(DRAWING_STEPS, GUIDANCE), model.inputs["posterior_noise"].shape(32, 32)
     prompts = [line.partition("\t")[0] for split in ("seen", "heldout") for line in
                (world / f"data/prompts-{split}.txt").read_text(encoding="utf-8").splitlines()[:PROMPTS]]  # fmt: skip
-    drawn = draw(model, model.tokenizer, prompts, [0] * len(prompts), shape, seed, drawing, check=False)
-    return {f"{one['split']}.{one['attribute']}": one["value"] for one in grade_pictures(drawn, prompts)["scores"]
-            if one["attribute"] in SCORES}  # fmt: skip
+    kinds, scores = {"": [*map(shorten, prompts)]}, {}
+    kinds |= {"long.": prompts} if prompts != kinds[""] else {}
+    for kind, texts in kinds.items():
+        drawn, right = draw(model, model.tokenizer, texts, [0] * len(texts), shape, seed, drawing, check=False), {}
+        for one in grade_pictures(drawn, texts)["scores"]:  # of one object and of several
+            if one["attribute"] in SCORES:
+                right.setdefault(f"{kind}{one['split']}.{one['attribute']}", []).extend(one["right"])
+        scores |= {name: float(np.mean(found)) for name, found in right.items()}
+    return scores
 
 
 def table(summary: dict) -> str:
     """Markdown: a row for each variant; in bold what is told apart from the plain recipe."""
+    names = [*dict.fromkeys(name for row in summary["rows"] for name in row["scores"])]
     lines = [["variant", "rate", "seeds", "loss", "difference", "samples to the plain loss", "at log-SNR -5", "CPU",
-              *(f"{split} {name}" for split in ("seen", "held-out") for name in SCORES)]]  # fmt: skip
+              *(name.replace(".", " ").replace("_", "-") for name in names)]]  # fmt: skip
     lines.append(["---"] * len(lines[0]))
     for row in summary["rows"]:
-        scores = [f"{row['scores'][f'{split}.{name}']:.0%}" for split in ("seen", "held_out") for name in SCORES]
+        scores = [f"{row['scores'][name]:.0%}" for name in names]
         lines.append([f"`{row['variant']}`", f"{row['rate']:g}", str(row["seeds"]), f"{row['loss']:.4f}",
                       show(row.get("difference")), show(row.get("samples"), ratio=True), show(row.get("noisiest")),
                       f"{row['cost']:.2f}",

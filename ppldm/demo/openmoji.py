@@ -89,6 +89,7 @@ def demo_data(
     world: Annotated[str, {"choices": ["openmoji", "shapes"]}] = "openmoji",  # shapes: drawn scenes, any number of rows
     rows: int = 20_000,  # of the shapes world, besides a tenth as many held-out ones
     max_objects: int = 3,  # in a scene of the shapes world
+    captions: Annotated[str, {"choices": ["short", "long"]}] = "short",  # of the shapes world; long: up to 160 words
     seed: int = 0,  # of the shapes world
     redo: bool = False,  # make the data again where the folder holds some of other flags
 ):
@@ -109,7 +110,7 @@ def demo_data(
 
         if limit or subset != "all":
             raise ConfigError("--limit and --subset choose drawings of OpenMoji; give --rows for the shapes world")
-        make_shapes_world(Path(out), World(size, language, max_objects, seed), rows, redo=redo)
+        make_shapes_world(Path(out), World(size, language, max_objects, seed, captions=captions), rows, redo=redo)
         sys.stdout.write(f"{rows} scenes; for ppldm train: --file_list {Path(out, 'demo.filelist.list')}\n")
         return
     if language == "both":

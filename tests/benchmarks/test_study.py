@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -166,6 +167,15 @@ def test_rates_come_first_on_seeds_of_their_own(small):
     assert len([run for run in wanted if run.variant == "other"]) == paired.LOOKS[0]
 
 
+def test_a_rate_that_is_given_is_not_tuned(small):
+    made, write = small
+    made.rate = 2.0
+    assert {(run.rate, run.seed) for run in made.wanted() if run.variant == "other"} == {(2.0, s) for s in (1, 2, 3, 4)}
+    write("plain", 2.0, 1, loss=0.5)
+    write("other", 2.0, 1, loss=0.4)
+    assert made.differences("other") == [pytest.approx(np.log(0.8))]
+
+
 def test_seeds_are_added_until_a_variant_is_told_apart(small):
     made, write = small
     for variant, loss in (("plain", 0.5), ("other", 0.4)):
@@ -192,10 +202,11 @@ def test_runs_of_other_flags_are_refused(small):
         made.result(study.Run("plain", 1.0, 1))
 
 
-def test_variants_are_recipes(tmp_path):
+@pytest.mark.parametrize("folder", [study.VARIANTS, study.VARIANTS / "captions"], ids=["all", "captions"])
+def test_variants_are_recipes(tmp_path, folder):
     from ppldm.training.commands.train import read_recipe
 
-    for name, flags in study.read_variants().items():
+    for name, flags in study.read_variants(None, folder).items():
         words = study.words_of(flags, study.Run(name, 2.0, 5), tmp_path, tmp_path)
         recipe = read_recipe(words[1:], True, None)
         assert recipe.training.seed == 5 and recipe.training.learning_rate == pytest.approx(2 * flags["learning_rate"])
@@ -214,3 +225,29 @@ def test_a_method_that_a_setting_names_has_its_ablation_beside_it():
         for name in set(names(folder)) - {"v_prediction"}:
             flags = yaml.safe_load((study.METHODS / folder / f"{name}.yaml").read_text())["flags"]
             assert flags[settings.get(folder, name)] in (name, 0.1)
+
+
+def test_pictures_are_graded_by_short_prompts_and_where_the_worlds_are_long_by_these_too(tmp_path, monkeypatch):
+    from ppldm.demo.shapes_world.write import World
+
+    asked = []
+
+    def draw(model, tokenizer, prompts, *_, **__):
+        asked.append(prompts)
+        return [np.full((32, 32, 3), 240, np.uint8)] * len(prompts)
+
+    monkeypatch.setattr("ppldm.diffusion.guided.draw", draw)
+    model = SimpleNamespace(inputs={"posterior_noise": SimpleNamespace(shape=lambda *_: (4, 8, 8))}, tokenizer=None)
+    (tmp_path / "data").mkdir()
+    found = {}
+    for captions in ("short", "long"):
+        world = World(32, captions=captions)
+        for split, held_out in (("seen", False), ("heldout", True)):
+            lines = "".join(f"{prompt}\tseen\n" for prompt in world.prompts(held_out, 3))
+            (tmp_path / f"data/prompts-{split}.txt").write_text(lines)
+        found[captions] = study.graded(model, tmp_path, 0)
+    short, again, long = asked
+    assert short == again and len(short) == len(long) == 6 and min(map(len, long)) > max(map(len, short))
+    names = {f"{split}.{score}" for split in ("seen", "held_out") for score in study.SCORES}
+    assert {*found["short"]} == names and {*found["long"]} == names | {f"long.{name}" for name in names}
+    assert {*found["long"].values()} == {0.0}

@@ -4,6 +4,9 @@ import itertools
 import json
 import os
 import random
+import re
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +19,12 @@ from ppldm.data.images import decode_pixels
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.demo.openmoji import demo_data
 from ppldm.demo.shapes_world import write
-from ppldm.demo.shapes_world.draw import BORDER, GAP, coverage, draw_picture, place_objects
+from ppldm.demo.shapes_world.draw import BORDER, EXTENTS, GAP, coverage, draw_picture, place_objects
 from ppldm.demo.shapes_world.grammar import (
     COLOURS,
     HELD_OUT,
     LANGUAGES,
+    PARAGRAPHS,
     POSITIONS,
     RELATIONS,
     SHAPES,
@@ -31,12 +35,15 @@ from ppldm.demo.shapes_world.grammar import (
     lies,
     make_caption,
     parse_caption,
+    shorten,
 )
+from ppldm.demo.shapes_world.paragraphs import MAX_WORDS
 from ppldm.demo.shapes_world.write import World, make_shapes_world
 from ppldm.utils.errors import ConfigError, DataError, OutputError
 
 SEED = int(os.environ.get("PPLDM_SEED", 1))
 WORLD = World(32, "both", seed=SEED)
+LONG, SHORT = (World(32, seed=SEED, captions=captions) for captions in ("long", "short"))
 
 
 def read_rows(folder: Path, name: str = "demo") -> list:
@@ -207,7 +214,7 @@ def test_the_files_hold_what_the_world_draws(data):
 
 
 def test_prompts_are_marked_and_known_to_the_tokenizer(data):
-    tokenizer = load_tokenizer(data / "tokenizer", write.MAX_CAPTION_TOKENS)
+    tokenizer = load_tokenizer(data / "tokenizer", write.MAX_CAPTION_TOKENS["short"])
     for name, kind, held_out in (("seen", "seen", False), ("heldout", "unseen", True)):
         lines = [line.split("\t") for line in (data / f"prompts-{name}.txt").read_text().splitlines()]
         prompts = [prompt for prompt, _ in lines]
@@ -217,6 +224,139 @@ def test_prompts_are_marked_and_known_to_the_tokenizer(data):
     captions = [make_caption(scene, language) for scene in scenes for language in LANGUAGES]
     assert tokenizer.unknown_words(captions) == []
     assert (tokenizer.encode(captions)[:, -1] == 0).all()  # none was cut
+
+
+# -- long captions
+
+
+def long_rows(count: int):
+    """(scene, what is drawn, its long caption, its short one) of rows of either split."""
+    for row in range(count):
+        held_out = row % 4 == 0
+        rng = write.make_rng(SEED, write.Stream.SHAPES_WORLD, int(held_out), row)
+        scene, caption, drawn = LONG._describe(rng, held_out, row)
+        yield scene, drawn, caption, SHORT.caption(held_out, row)
+
+
+def read_paragraph(caption: str) -> dict[str, list[dict[str, str]]]:
+    """What the sentences behind the opening say: {kind: [{field: words}]}; each is a phrase of exactly one kind."""
+    told = defaultdict(list)
+    for sentence in re.findall(r"[^.]+\.", caption)[1:]:
+        ((kind, found),) = ((kind, found) for kind, phrase in PHRASES if (found := phrase.fullmatch(sentence.strip())))
+        told[kind].append({name: words.lower() for name, words in found.groupdict().items()})
+    return told
+
+
+def make_pattern(phrase: str) -> re.Pattern:
+    words = {**dict.fromkeys(("name", "first", "second"), "the "), "relation": "(?:left|right|above|below)"}
+    fields = re.sub(
+        r"{(\w+)}", lambda one: f"(?P<{one[1]}>{words.get(one[1], '')}[a-z ,]*?)", phrase.replace(".", r"\.")
+    )
+    return re.compile(fields, re.I)
+
+
+KINDS = ("background", "object", "pair", "colours", "shapes", "count", "room")
+PHRASES = [(kind, make_pattern(phrase)) for kind in KINDS for phrase in getattr(PARAGRAPHS, kind)]
+
+
+def names_of(scene: Scene, centres: np.ndarray) -> list[str]:
+    """What a long caption calls each object; like ones are counted from the left."""
+    names = []
+    for i, group in enumerate(scene.objects):
+        like = sorted(centres[j, 0] for j, other in enumerate(scene.objects) if other == group)
+        words = ([""], ["left ", "right "], ["leftmost ", "next ", "rightmost "])[group.count - 1]
+        names.append(f"the {words[like.index(centres[i, 0])]}{group.colour} {group.shape}")
+    return names
+
+
+def test_either_caption_is_of_the_same_picture():
+    for world in (LONG, World(48, max_objects=1, captions="long")):
+        for held_out, row in ((False, 0), (False, 7), (True, 7)):
+            scene, caption, picture = world.draw(held_out, row)
+            short = replace(world, captions="short").draw(held_out, row)
+            assert short[:2] == (scene, shorten(caption)) and np.array_equal(picture, short[2])
+            assert caption == replace(world).caption(held_out, row) != short[1]
+
+
+def test_a_long_caption_opens_with_its_short_one_and_is_graded_as_that():
+    openings = set()
+    for scene, _, caption, short in long_rows(300):
+        assert shorten(caption) == short and parse_caption(caption) == scene == parse_caption(short)
+        assert len(caption.split()) <= MAX_WORDS and caption.isascii()
+        openings.add(caption.split(short)[0])
+    assert len(openings) == len(PARAGRAPHS.opening)
+    with pytest.raises(DataError, match="not a caption of the shapes world"):
+        parse_caption("This picture shows a dog. Nothing touches the border.")
+
+
+def test_a_long_caption_tells_every_object_as_it_is_drawn():
+    for scene, drawn, caption, _ in long_rows(300):
+        objects = {one["name"]: one for one in read_paragraph(caption)["object"]}
+        names = names_of(scene, drawn.centres)
+        assert sorted(objects) == sorted(names)
+        for name, group, extent, (x, y) in zip(names, scene.objects, drawn.extents, drawn.centres - 0.5, strict=True):
+            one = objects[name]
+            assert EXTENTS[one["size"]][0] <= extent <= EXTENTS[one["size"]][1] and group.size in (None, one["size"])
+            assert one.get("width") in (None, f"about {'three' if extent < 0.35 else 'four'} tenths")
+            assert one["quarter"] == f"{'upper' if y < 0 else 'lower'} {'left' if x < 0 else 'right'}"
+            across = "left" if x < -0.1 else "right" if x > 0.1 else ""
+            down = ("upper" if across else "top") if y < -0.1 else ("lower" if across else "bottom") if y > 0.1 else ""
+            assert one["place"].split("the ")[1] == (f"{down} {across}".strip() or "middle")
+
+
+def test_a_long_caption_tells_how_each_two_lie_what_is_absent_and_the_background():
+    for scene, drawn, caption, _ in long_rows(300):
+        told, names = read_paragraph(caption), names_of(scene, drawn.centres)
+        assert len(told["pair"]) == len(names) * (len(names) - 1) // 2
+        for pair in told["pair"]:
+            x, y = np.subtract(*(drawn.centres[names.index(pair[one])] for one in ("first", "second")))
+            sides = [("left of", -x), ("right of", x), ("above", -y), ("below", y)]
+            true = sorted((side for side in sides if side[1] > 0.1), key=lambda side: -side[1])
+            assert pair["relation"] == " and ".join(name for name, _ in true)
+        for kind, known in (("colour", COLOURS), ("shape", SHAPES)):
+            ((absent,),) = (one.values() for one in told[f"{kind}s"])
+            assert {*re.split(", | or ", absent)} == {*known} - {getattr(one, kind) for one in scene.objects}
+        (background,), (count,), light = told["background"], told["count"], drawn.background.mean()
+        shade = "light grey" if light <= 217 else "very light grey" if light <= 232 else "nearly white"
+        assert background["shade"] == shade and len(told["room"]) == 1
+        assert count["count"].split()[0] == ("one", "two", "three")[len(names) - 1]
+
+
+def test_no_long_caption_has_more_words_or_tokens_than_it_may():
+    """Of three objects with the longest phrasings of all, and not only of those that were drawn."""
+    fields = {"scene": "a small red circle left of two large blue squares", "shade": "very light grey", "size": "small",
+              "name": "the leftmost red circle", "place": "at the upper left", "quarter": "upper left",
+              "width": "about three tenths", "first": "the leftmost red circle", "relation": "left of and above",
+              "second": "the next red circle", "colours": "red, yellow, green, cyan or blue",
+              "shapes": "circle, square or triangle", "count": "three objects"}  # fmt: skip
+    kinds = ("opening", *KINDS)
+    for count, limit in (
+        (str.split, MAX_WORDS),
+        (re.compile(r"\w+|[.,]").findall, write.MAX_CAPTION_TOKENS["long"] - 2),
+    ):
+        most = {kind: max(len(count(text.format(**fields))) for text in getattr(PARAGRAPHS, kind)) for kind in kinds}
+        assert sum(most.values()) + 2 * most["object"] + 2 * most["pair"] <= limit
+
+
+def test_long_captions_have_files_of_their_own_kind(tmp_path, small_parts):
+    for captions in ("short", "long"):
+        demo_data(str(tmp_path / captions), size=32, world="shapes", rows=20, seed=SEED, captions=captions)
+    for name in ("demo", "held_out"):
+        for short, long in zip(*(read_rows(tmp_path / kind, name) for kind in ("short", "long")), strict=True):
+            assert long.meta["short_caption"] == short.caption == shorten(long.caption) and long.image == short.image
+            assert (
+                "short_caption" not in short.meta and shorten(long.meta["wrong_caption"]) == short.meta["wrong_caption"]
+            )
+    assert "captions" not in json.loads((tmp_path / "short/manifest.json").read_text())  # as older versions wrote it
+    tokenizer = load_tokenizer(tmp_path / "long/tokenizer", write.MAX_CAPTION_TOKENS["long"])
+    captions = [text for _, _, *texts in long_rows(300) for text in texts]
+    assert tokenizer.unknown_words(captions) == [] and (tokenizer.encode(captions)[:, -1] == 0).all()
+    for name in ("prompts-seen.txt", "prompts-heldout.txt"):
+        short, long = ((tmp_path / kind / name).read_text().splitlines() for kind in ("short", "long"))
+        assert [shorten(line.split("\t")[0]) for line in long] == [line.split("\t")[0] for line in short]
+
+
+# -- files
 
 
 def test_a_world_with_few_captions_has_all_of_them_as_prompts():
@@ -257,6 +397,7 @@ def test_another_world_is_refused_and_made_again_when_asked(data, tmp_path, caps
         ({"rows": 0}, "--rows is 0"),
         ({"max_objects": 4}, "--max-objects is 4"),
         ({"seed": -1}, "--seed is -1"),
+        ({"captions": "long", "language": "both"}, "--captions long is English"),
         ({"limit": 5}, "--limit and --subset"),
         ({"subset": "quickstart"}, "--limit and --subset"),
         ({"world": "openmoji", "language": "both"}, "--language both is for --world shapes"),

@@ -5,6 +5,8 @@ holds with a margin, so that a picture is never a borderline case of its own cap
 samples a pixel.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from .grammar import COLOURS, POSITIONS, RELATIONS, SIZES, Scene, lies
@@ -23,11 +25,23 @@ _INSIDE = {
 }
 
 
-def draw_picture(scene: Scene, size: int, rng: np.random.Generator) -> np.ndarray:
-    background = rng.uniform(200, 250) + rng.uniform(-6, 6, 3)
-    extents, centres = place_objects(scene, rng)
-    picture = np.broadcast_to(background, (size, size, 3))
-    for group, extent, centre in zip(scene.objects, extents * size, centres * size, strict=True):
+class Arrangement(NamedTuple):
+    """What is drawn before the pixels: the background's colour [3], and what `place_objects` gives."""
+
+    background: np.ndarray
+    extents: np.ndarray
+    centres: np.ndarray
+
+
+def arrange(scene: Scene, rng: np.random.Generator) -> Arrangement:
+    return Arrangement(rng.uniform(200, 250) + rng.uniform(-6, 6, 3), *place_objects(scene, rng))
+
+
+def draw_picture(scene: Scene, size: int, rng: np.random.Generator, drawn: Arrangement | None = None) -> np.ndarray:
+    """The picture of a scene, uint8 [size, size, 3]; `drawn`: what was drawn from `rng` for it, where it was."""
+    drawn = drawn or arrange(scene, rng)
+    picture = np.broadcast_to(drawn.background, (size, size, 3))
+    for group, extent, centre in zip(scene.objects, drawn.extents * size, drawn.centres * size, strict=True):
         colour = np.array(COLOURS[group.colour]) + rng.uniform(-12, 12, 3)
         share = coverage(group.shape, centre, extent, (size, size))[..., None]
         picture = picture * (1 - share) + colour * share

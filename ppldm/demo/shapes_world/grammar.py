@@ -117,9 +117,11 @@ def lies(offset: np.ndarray, direction: tuple[int, int], margin: float = 0.0) ->
     return along > np.maximum(reach[..., 1 - axis], MIDDLE) + margin
 
 
-_TABLES = yaml.safe_load(Path(__file__).with_name("languages.yaml").read_text(encoding="utf-8"))
+_TABLES, _PARAGRAPHS = yaml.safe_load_all(Path(__file__).with_name("languages.yaml").read_text(encoding="utf-8"))
 LANGUAGES = tuple(_TABLES)
 _LANGUAGES = {language: SimpleNamespace(**words) for language, words in _TABLES.items()}
+PARAGRAPHS = SimpleNamespace(**_PARAGRAPHS)
+_OPENING = re.compile("|".join(phrase.replace("{scene}.", r"([^.]+)\. ") for phrase in PARAGRAPHS.opening))
 
 
 def make_caption(scene: Scene, language: str) -> str:
@@ -133,8 +135,16 @@ def make_caption(scene: Scene, language: str) -> str:
     return groups[0]
 
 
+def shorten(caption: str) -> str:
+    """The short caption that a long one (paragraphs.py) opens with; any other text as it is."""
+    opening = _OPENING.match(caption)
+    return next(filter(None, opening.groups())) if opening else caption
+
+
 def parse_caption(caption: str) -> Scene:
-    """The scene that a caption in any of LANGUAGES says. Raises DataError for a text that no scene has."""
+    """The scene that a caption in any of LANGUAGES says, of a long one that of its opening. Raises DataError for a text
+    that no scene has."""
+    caption = shorten(caption)
     for language, pattern in _PATTERNS.items():
         if found := pattern.fullmatch(caption):
             scene = _read(found, _LANGUAGES[language])

@@ -9,7 +9,8 @@
 
 Every row is a function of (seed, split, row): the first N rows are the same whatever the number of rows is, and each
 part is written by itself, so that the same command goes on where it was stopped. The metadata of a row has the caption
-of the next one as `wrong_caption`: a model trained with `--captions wrong_caption` cannot know what captions mean.
+of the next one as `wrong_caption`: a model trained with `--captions wrong_caption` cannot know what captions mean; and,
+where captions are long, the row's own short one as `short_caption`.
 """
 
 import io
@@ -32,12 +33,13 @@ from ...utils.finished import JobFolder, finish, make_key
 from ...utils.log import progress
 from ...utils.processes.workers import check_workers, map_unordered
 from ...utils.rng import MAX_SEED, Stream, make_rng
-from .draw import draw_picture
+from .draw import Arrangement, arrange, draw_picture
 from .grammar import LANGUAGES, MAX_OBJECTS, PAIRS, RELATIONS, SIZES, Group, Scene, all_scenes, draw_scene, make_caption
+from .paragraphs import TEXTS, write_paragraph
 
 ROWS_PER_PART = 4096
 NUM_PROMPTS = 512
-MAX_CAPTION_TOKENS = 32  # the longest caption, in Chinese, has 26 with [CLS] and [SEP]
+MAX_CAPTION_TOKENS = {"short": 32, "long": 192}  # the longest short one, in Chinese, has 26 with [CLS] and [SEP]
 MIN_SIZE, MAX_SIZE = 32, 1024
 _VERSION = 2  # of what is drawn: a change of it must change this
 _SPLITS = {"demo": False, "held_out": True}  # filelist -> whether its rows are held out
@@ -45,13 +47,15 @@ _SPLITS = {"demo": False, "held_out": True}  # filelist -> whether its rows are 
 
 @dataclass(frozen=True)
 class World:
-    """What decides each row. `size`: in pixels; `language`: of LANGUAGES, or "both"; `max_objects`: of a scene."""
+    """What decides each row. `size`: in pixels; `language`: of LANGUAGES, or "both"; `max_objects`: of a scene;
+    `captions`: "short", or "long" (paragraphs.py), with the same pictures."""
 
     size: int
     language: str = "en"
     max_objects: int = MAX_OBJECTS
     seed: int = 0
     version: int = _VERSION
+    captions: str = "short"
 
     def __post_init__(self):
         if not MIN_SIZE <= self.size <= MAX_SIZE:
@@ -60,33 +64,48 @@ class World:
             raise ConfigError(f"--max-objects is {self.max_objects}; it must be from 1 to {MAX_OBJECTS}")
         if not 0 <= self.seed <= MAX_SEED:
             raise ConfigError(f"--seed is {self.seed}; it must be from 0 to 2^64 - 1")
+        if self.captions == "long" and self.language != "en":
+            raise ConfigError(f"--captions long is English; omit --language {self.language}, or take short captions")
+
+    def settings(self) -> dict:
+        """What decides its files, as older versions recorded it where captions are short."""
+        return {name: value for name, value in asdict(self).items() if value != "short"}
 
     def draw(self, held_out: bool, row: int) -> tuple[Scene, str, np.ndarray]:
         """(scene, caption, picture uint8 [size, size, 3]) of a row."""
         rng = make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row)
-        scene, caption = self._describe(rng, held_out)
-        return scene, caption, draw_picture(scene, self.size, rng)
+        scene, caption, drawn = self._describe(rng, held_out, row)
+        return scene, caption, draw_picture(scene, self.size, rng, drawn)
 
     def caption(self, held_out: bool, row: int) -> str:
         """That of a row, without its picture."""
-        return self._describe(make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row), held_out)[1]
+        return self._describe(make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row), held_out, row)[1]
 
-    def _describe(self, rng: np.random.Generator, held_out: bool) -> tuple[Scene, str]:
+    def _describe(self, rng: np.random.Generator, held_out: bool, row: int) -> tuple[Scene, str, Arrangement]:
         scene = draw_scene(rng, held_out, self.max_objects)
         language = LANGUAGES[rng.integers(len(LANGUAGES))] if self.language == "both" else self.language
-        return scene, make_caption(scene, language)
+        drawn = arrange(scene, rng)
+        return scene, self._say(scene, language, drawn, int(held_out), row), drawn
+
+    def _say(self, scene: Scene, language: str, drawn: Arrangement, split: int, row: int) -> str:
+        """The caption; phrasings of a long one have random numbers of their own, so that pictures do not change."""
+        caption = make_caption(scene, language)
+        if self.captions == "short":
+            return caption
+        return write_paragraph(scene, caption, drawn, make_rng(self.seed, Stream.SHAPES_WORLD, 4 + split, row))
 
     def prompts(self, held_out: bool, count: int) -> list[str]:
-        """So many captions, no two alike where the grammar has enough, none of them of a row but by chance."""
+        """So many captions, no two of one scene where the grammar has enough, none of them of a row but by chance."""
         found = {}
         for number in range(20 * count):
             rng = make_rng(self.seed, Stream.SHAPES_WORLD, 2 + int(held_out), number)
             scene = draw_scene(rng, held_out, self.max_objects)
             language = LANGUAGES[number % len(LANGUAGES)] if self.language == "both" else self.language
-            found[make_caption(scene, language)] = None
+            if (short := make_caption(scene, language)) not in found:
+                found[short] = self._say(scene, language, arrange(scene, rng), 2 + int(held_out), number)
             if len(found) == count:
                 break
-        return list(found)
+        return list(found.values())
 
     def words(self) -> list[str]:
         """Those of every caption of the grammar, whatever rows are drawn."""
@@ -96,7 +115,8 @@ class World:
         group = Group(1, *PAIRS[0], SIZES[0])
         pairs = [Scene((group, group), relation) for relation in RELATIONS]
         languages = LANGUAGES if self.language == "both" else (self.language,)
-        return sorted(count_words(make_caption(scene, language) for scene in singles + pairs for language in languages))
+        texts = [make_caption(scene, language) for scene in singles + pairs for language in languages]
+        return sorted(count_words(texts + [TEXTS] * (self.captions == "long")))
 
 
 @dataclass(frozen=True)
@@ -115,11 +135,12 @@ class _Task:
 
     def rows(self) -> Iterator[Row]:
         for number in range(self.start, self.stop):
-            _, caption, picture = self.world.draw(self.held_out, number)
+            scene, caption, picture = self.world.draw(self.held_out, number)
             file = io.BytesIO()
             Image.fromarray(picture).save(file, "PNG")
             meta = {"key": f"{number:09}", "width": self.world.size, "height": self.world.size,
                     "wrong_caption": self.world.caption(self.held_out, number + 1)}  # fmt: skip
+            meta |= {"short_caption": make_caption(scene, "en")} if self.world.captions == "long" else {}
             yield Row(caption, file.getvalue(), meta)
 
 
@@ -131,7 +152,7 @@ def make_shapes_world(out: Path, world: World, rows: int, num_workers: int = 0, 
     if rows < 1:
         raise ConfigError(f"--rows is {rows}; it must be 1 or more")
     num_workers = check_workers(num_workers)
-    settings = {"rows": rows, **asdict(world)}
+    settings = {"rows": rows, **world.settings()}
     clear = partial(shutil.rmtree, out / "parts", ignore_errors=True)
     with JobFolder(out, ".shapes_world", "shapes world").claimed(settings, redo, clear=clear):
         (out / "manifest.json").unlink(missing_ok=True)
@@ -141,7 +162,7 @@ def make_shapes_world(out: Path, world: World, rows: int, num_workers: int = 0, 
             lines = "".join(f"{prompt}\t{kind}\n" for prompt in world.prompts(held_out, NUM_PROMPTS))
             write_text(out / f"prompts-{name}.txt", lines)
         words = world.words()
-        CaptionTokenizer(build_vocab(words), MAX_CAPTION_TOKENS, seen=words).save(out / "tokenizer")
+        CaptionTokenizer(build_vocab(words), MAX_CAPTION_TOKENS[world.captions], seen=words).save(out / "tokenizer")
         manifest = {**settings, "held_out_rows": -(-rows // 10)}
         write_json(out / "manifest.json", manifest)
     return manifest
@@ -163,7 +184,7 @@ def _write_split(out: Path, name: str, world: World, held_out: bool, rows: int, 
 
 
 def _make_part(task: _Task) -> dict:
-    settings = {**asdict(task.world), "held_out": task.held_out, "start": task.start, "stop": task.stop}
+    settings = {**task.world.settings(), "held_out": task.held_out, "start": task.start, "stop": task.stop}
     key = make_key(settings, [], task.record_path)
 
     def write() -> dict:
