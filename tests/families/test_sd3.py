@@ -153,7 +153,9 @@ def test_guidance_and_negative_prompts_are_told_to_the_transformer(run):
     plain, guided = (model.generate("picture 3", guidance_scale=scale, **how) for scale in (1.0, 5.0))
     other = model.generate("picture 3", guidance_scale=5.0, negative_prompt="picture 7", **how)
     assert (plain != guided).any() and (guided != other).any()
-    assert (model.generate(["picture 2", "picture 3"], guidance_scale=5.0, **how)[1] == guided[0]).all()
+    both = model.generate(["picture 2", "picture 3"], guidance_scale=5.0, **how)
+    # Not every processor adds up a batch of two as it does one row.
+    assert abs(both[1].astype(int) - guided[0]).max() <= 2 < abs(both[0].astype(int) - guided[0]).max()
     with pytest.raises(ConfigError, match="--prompt-syntax weighted is for models that look at the state of each word"):
         model.generate("(picture:2)", prompt_syntax="weighted", **how)
     with pytest.raises(ConfigError, match="positions for 6 patches a side, and pictures of this size have 7"):

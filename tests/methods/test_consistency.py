@@ -21,6 +21,8 @@ from ppldm.weights.model_file import read_model_file
 from tests.families.test_laws import assert_close_run, assert_same_run, curve, in_two_processes, train
 from tests.methods.test_methods import step_of
 
+# A loss of two networks that hardly differ is small, and AdamW makes steps of its rounding, by processor.
+ROUNDING = 5e-5
 KINDS = ("epsilon", "v_prediction", "sample", "flow")
 
 
@@ -265,14 +267,14 @@ def test_how_a_batch_is_cut_changes_nothing(straight, tiny, tmp_path):
     name, settings, folder = straight
     micro = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 2}
     train(tiny, name, tmp_path / "cut", **settings, **micro)
-    assert_close_run(tmp_path / "cut", folder, steps=2)
+    assert_close_run(tmp_path / "cut", folder, steps=2, atol=ROUNDING)
 
 
 @pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(straight, tiny, tmp_path):
     name, settings, folder = straight
     in_two_processes(tiny, name, "loop", tmp_path, **settings, per_device_train_batch_size=2)
-    assert_close_run(tmp_path / "run", folder)
+    assert_close_run(tmp_path / "run", folder, atol=ROUNDING)
 
 
 @pytest.mark.slow

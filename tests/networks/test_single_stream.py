@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ppldm.networks.build import build_network
 from ppldm.networks.configs import check_config
-from ppldm.networks.cpu_operators.layers import use_cpu_operators
+from ppldm.networks.cpu_operators.layers import operators_are_usable, use_cpu_operators
 from ppldm.networks.transformers.single_stream import RMSNorm, SingleStreamTransformer, rotations, turn
 from ppldm.networks.transformers.transform import transform
 from ppldm.weights.components import turn_linear
@@ -89,7 +89,8 @@ def test_a_row_is_predicted_alike_among_any_others(masks):
     whole = transform(network, noisy, timesteps, hidden, mask)
     for row in range(3):
         own = [None if one is None else one[row : row + 1] for one in (noisy, timesteps, hidden, mask)]
-        assert (transform(network, *own) == whole[row]).all()
+        rounding = 0 if operators_are_usable() else 1e-6  # Paddle's operators add up a batch in another order
+        np.testing.assert_allclose(transform(network, *own)[0], whole[row], rtol=0, atol=rounding)
 
 
 @paddle.no_grad()
