@@ -19,8 +19,11 @@ from ..utils.stages import Stage, command, describe, drawing_stages, run_stages,
 from ..weights.folders import share_trained
 
 STEPS, AUTOENCODER_STEPS = 1200, 2000
-# Preset, loop, global batch.
-_TRAININGS = {"autoencoder": ("autoencoder-tiny-cpu", "hand", 4), "diffusion": ("ldm-tiny-cpu", "trainer", 16)}
+# Preset, loop, global batch, updates between samples.
+_TRAININGS = {
+    "autoencoder": ("autoencoder-tiny-cpu", "hand", 4, 500),
+    "diffusion": ("ldm-tiny-cpu", "trainer", 16, 200),
+}
 _EPILOG = """In a clone, `bash run_scripts/quickstart.sh` makes the environment first and takes the same flags; its
 folder is quickstart/ of the clone. Its environment variables: PYTHON (the interpreter, 3.10 to 3.13), PPLDM_VENV (the
 virtual environment, .venv without it)."""
@@ -131,12 +134,13 @@ def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[
     prompts = out / "data/prompts.txt"
 
     def train(name: str, title: str, updates: int, filelist: str, **flags) -> Stage:
-        preset, loop, batch = _TRAININGS[name]
+        preset, loop, batch, every = _TRAININGS[name]
         own = {"preset": preset, "loop": loop, "output_dir": out / name, "file_list": out / "data" / filelist, **flags}
         own |= {"per_device_train_batch_size": batch // processes, "max_steps": updates}
         words, done = train_command(processes, out / "log" / name, **own), partial(share_trained, out / name, updates)
         seconds = 20 + seconds_per_update(preset) * updates
-        return Stage(name, f"training the {title}, {updates} updates", words, seconds, done, (), updates)
+        what = f"training the {title}, {updates} updates, samples every {every}"
+        return Stage(name, what, words, seconds, done, (), updates)
 
     data = command("demo-data", out=out / "data", subset="quickstart", size=48)
     stages, vae = [Stage("data", "drawing captioned pictures", data, 2)], {}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ppldm.config.load import file_layers, last_value, preset_path
 from ppldm.demo import quickstart
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.machine.devices import KINDS
@@ -63,6 +64,14 @@ def test_a_stage_that_trains_knows_what_its_newest_checkpoint_saves(tmp_path):
     for folder in ("diffusion/checkpoint-350", "diffusion/checkpoint-90", "autoencoder/checkpoint-2000"):
         (tmp_path / folder).mkdir(parents=True)
     assert (stages["diffusion"].share_done(), stages["autoencoder"].share_done()) == (0.25, 1)
+
+
+def test_a_training_says_when_it_draws_samples():
+    for stage in quickstart.plan(OUT, 100, 100, 1):
+        if stage.updates:
+            preset = stage.command[stage.command.index("--preset") + 1]
+            every = last_value(file_layers(preset_path(preset)), "validation.image_logging_steps")
+            assert stage.title.endswith(f", samples every {every}")
 
 
 def test_more_updates_take_more_time():
