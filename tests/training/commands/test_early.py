@@ -49,7 +49,7 @@ def test_what_can_be_is_let_through(argv, monkeypatch):
     "argv, message",
     [
         (["--unknown", "3"], "unknown flag --unknown"),
-        (["--file_list"], "argument --file_list: expected one argument"),
+        (["--file_list"], "argument --file_list/--train_data_dir: expected one argument"),
         (["--resolution", "0"], "--resolution 0 must be above 0"),
         (["--fp16", "--bf16"], "--fp16 and --bf16 do not go together"),
     ],
