@@ -95,10 +95,7 @@ def where_of(layers: list[Layer], key: str) -> str:
 
 
 def load(
-    layers: list[Layer],
-    schema: Schema,
-    defaults: dict[str, object],
-    may_lack: Callable[[Option], bool] = lambda _: False,
+    layers: list[Layer], schema: Schema, defaults: dict[str, object], may_lack: Callable = lambda _: False
 ) -> dict[str, Setting]:
     """Every setting of the schema by key, from `defaults` and `layers`, the weakest first. Raises ConfigError for an
     unknown key, a value that is missing (`???`, where an option `may_lack` one), unresolved, or not what it takes."""

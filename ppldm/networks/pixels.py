@@ -1,4 +1,4 @@
-"""What stands in the place of an autoencoder where a model diffuses the pixels themselves: `--vae_name_or_path pixels`.
+"""A model of pixels has no autoencoder; this takes its place: `--vae_name_or_path pixels`.
 
 It has no weights. Latents are RGB in -1 .. 1, times `scaling_factor` as of any VAE: as many as the picture has pixels.
 """

@@ -19,7 +19,7 @@ from ppldm.data.images import decode_pixels
 from ppldm.data.text.tokenizer import load_tokenizer
 from ppldm.demo.openmoji import demo_data
 from ppldm.demo.shapes_world import write
-from ppldm.demo.shapes_world.draw import BORDER, EXTENTS, GAP, coverage, draw_picture, place_objects
+from ppldm.demo.shapes_world.draw import BORDER, EXTENTS, GAP, arrange, coverage, draw_picture, place_objects
 from ppldm.demo.shapes_world.grammar import (
     COLOURS,
     HELD_OUT,
@@ -234,8 +234,8 @@ def long_rows(count: int):
     for row in range(count):
         held_out = row % 4 == 0
         rng = write.make_rng(SEED, write.Stream.SHAPES_WORLD, int(held_out), row)
-        scene, caption, drawn = LONG._describe(rng, held_out, row)
-        yield scene, drawn, caption, SHORT.caption(held_out, row)
+        scene = draw_scene(rng, held_out, LONG.max_objects)
+        yield scene, arrange(scene, rng), LONG.caption(held_out, row), SHORT.caption(held_out, row)
 
 
 def read_paragraph(caption: str) -> dict[str, list[dict[str, str]]]:
@@ -413,3 +413,11 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     (tmp_path / "mine.txt").touch()
     with pytest.raises(OutputError, match="unknown origin"):
         demo_data(str(tmp_path), size=32, world="shapes", rows=1)
+
+
+def test_a_short_caption_alone_places_no_object(monkeypatch):
+    """Each row asks for that of the next one."""
+    placed = []
+    monkeypatch.setattr(write, "arrange", lambda *given: placed.append(given) or arrange(*given))
+    assert World(32).caption(False, 3) and len(World(32).prompts(False, 4)) == 4 and not placed
+    assert World(32, captions="long").caption(False, 3) and len(placed) == 1

@@ -212,7 +212,7 @@ def test_a_perfect_prediction_ends_at_the_picture(kind, sampler, schedule):
     for number, timestep in enumerate(run.timesteps):
         seen = run.scale_input(latents)
         level = float(timestep) / 1000 if kind in FLOWS else np.interp(float(timestep), range(1000), process.levels())
-        a, s = (paddle.to_tensor(float(scale)) for scale in process.scales(level))
+        a, s = process.scales(level)
         predicted = process.target(picture, (seen - a * picture) / s, (a, s))
         latents = run.step(predicted, latents, paddle.to_tensor(initial_noise(number, "n", 0, SHAPE)[None]))
     left = 4.5 * process.scales(process.levels()[0])[1] if sampler in ("ddim", "pndm") else 0

@@ -19,6 +19,7 @@ import ppldm
 from ppldm.cache.command import precompute
 from ppldm.families.base import get_family
 from ppldm.networks.configs import check_fit, read_new_config
+from ppldm.networks.cpu_operators.layers import operators_are_usable
 from ppldm.networks.transformers.transform import make_transformer, transform
 from ppldm.training.commands.dry_run import reckon
 from ppldm.training.commands.train import read_recipe
@@ -154,8 +155,8 @@ def test_guidance_and_negative_prompts_are_told_to_the_transformer(run):
     other = model.generate("picture 3", guidance_scale=5.0, negative_prompt="picture 7", **how)
     assert (plain != guided).any() and (guided != other).any()
     both = model.generate(["picture 2", "picture 3"], guidance_scale=5.0, **how)
-    # Not every processor adds up a batch of two as it does one row.
-    assert abs(both[1].astype(int) - guided[0]).max() <= 2 < abs(both[0].astype(int) - guided[0]).max()
+    rounding = 0 if operators_are_usable() else 2  # Paddle's operators add up a batch in another order
+    assert abs(both[1].astype(int) - guided[0]).max() <= rounding < abs(both[0].astype(int) - guided[0]).max()
     with pytest.raises(ConfigError, match="--prompt-syntax weighted is for models that look at the state of each word"):
         model.generate("(picture:2)", prompt_syntax="weighted", **how)
     with pytest.raises(ConfigError, match="positions for 6 patches a side, and pictures of this size have 7"):
@@ -185,7 +186,7 @@ def test_the_forward_is_that_of_ppdiffusers_to_the_bit():
     assert (ours == transform(network, noisy, times, hidden, pooled=pooled, kept=kept)).all()
 
 
-SEEDS = (1, 2, 3) if ALL else (int(os.environ.get("PPLDM_SEED", 1)),)
+SEEDS = (1, 2, 3) if ALL else (1 + int(os.environ.get("PPLDM_SEED", 0)) % 3,)
 
 
 @pytest.mark.turn("a family learns eight pictures", 2)

@@ -166,7 +166,7 @@ def has_captions_beside(folders: list[Path]) -> bool:
     """Whether most pictures have captions beside them, by a thousand names of three folders. Raises OSError."""
     names = (one / name for one in folders[:3] for name, _ in islice(entries_of(one), 1000))
     found = [find_text(path) is not None for path in names if split_name(path.name)[1] in IMAGE_SUFFIXES]
-    return any(found) and 2 * sum(found) >= len(found)
+    return 0 < len(found) <= 2 * sum(found)
 
 
 def write_table(folder: Path) -> Path:
@@ -180,7 +180,8 @@ def write_table(folder: Path) -> Path:
 
 def write_class_table(folder: Path, idx_to_prompt: Path) -> Path:
     """The same of pictures in folders by class, of which the file `idx_to_prompt` has the captions: by a folder's name,
-    or if that lacks some of these names, by its number among all of them, sorted. Raises ConfigError."""
+    or if that lacks some of these names, by its number among all of them, sorted; a caption in a file beside a picture
+    comes before that. Raises ConfigError."""
     prompts, by_class = read_class_prompts(str(idx_to_prompt)), dict[str, list[Path]]()
     for picture in list_pictures(folder):
         by_class.setdefault(picture.relative_to(folder).parts[0], []).append(picture)
@@ -193,9 +194,8 @@ def write_class_table(folder: Path, idx_to_prompt: Path) -> Path:
                 f"{folder} has {odd}, which is no class of {idx_to_prompt}, and {len(by_class)} folders where that has "
                 f"{len(prompts)} classes; name folders by class, or give the folders of all classes"
             )
-    rows = [
-        (str(path.absolute()), prompts[numbers[name]], name) for name in sorted(by_class) for path in by_class[name]
-    ]
+    rows = [(str(path.absolute()), caption_beside(path) or prompts[numbers[name]], name)
+            for name in sorted(by_class) for path in by_class[name]]  # fmt: skip
     first = ", ".join(f"{name} is {prompts[numbers[name]]!r}" for name in sorted(by_class)[:3])
     return _keep_table(_table_text(("dir", "text", "class"), rows), lambda: [f"captions by class: {first}, …"])
 

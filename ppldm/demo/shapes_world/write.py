@@ -15,7 +15,7 @@ where captions are long, the row's own short one as `short_caption`.
 
 import io
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -74,25 +74,28 @@ class World:
     def draw(self, held_out: bool, row: int) -> tuple[Scene, str, np.ndarray]:
         """(scene, caption, picture uint8 [size, size, 3]) of a row."""
         rng = make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row)
-        scene, caption, drawn = self._describe(rng, held_out, row)
-        return scene, caption, draw_picture(scene, self.size, rng, drawn)
+        scene, language = self._begin(rng, held_out)
+        drawn = arrange(scene, rng)
+        said = self._say(scene, language, lambda: drawn, int(held_out), row)
+        return scene, said, draw_picture(scene, self.size, rng, drawn)
 
     def caption(self, held_out: bool, row: int) -> str:
         """That of a row, without its picture."""
-        return self._describe(make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row), held_out, row)[1]
+        rng = make_rng(self.seed, Stream.SHAPES_WORLD, int(held_out), row)
+        scene, language = self._begin(rng, held_out)
+        return self._say(scene, language, partial(arrange, scene, rng), int(held_out), row)
 
-    def _describe(self, rng: np.random.Generator, held_out: bool, row: int) -> tuple[Scene, str, Arrangement]:
+    def _begin(self, rng: np.random.Generator, held_out: bool) -> tuple[Scene, str]:
+        """(scene, language) of a row."""
         scene = draw_scene(rng, held_out, self.max_objects)
-        language = LANGUAGES[rng.integers(len(LANGUAGES))] if self.language == "both" else self.language
-        drawn = arrange(scene, rng)
-        return scene, self._say(scene, language, drawn, int(held_out), row), drawn
+        return scene, LANGUAGES[rng.integers(len(LANGUAGES))] if self.language == "both" else self.language
 
-    def _say(self, scene: Scene, language: str, drawn: Arrangement, split: int, row: int) -> str:
+    def _say(self, scene: Scene, language: str, arranged: Callable[[], Arrangement], split: int, row: int) -> str:
         """The caption; phrasings of a long one have random numbers of their own, so that pictures do not change."""
         caption = make_caption(scene, language)
         if self.captions == "short":
             return caption
-        return write_paragraph(scene, caption, drawn, make_rng(self.seed, Stream.SHAPES_WORLD, 4 + split, row))
+        return write_paragraph(scene, caption, arranged(), make_rng(self.seed, Stream.SHAPES_WORLD, 4 + split, row))
 
     def prompts(self, held_out: bool, count: int) -> list[str]:
         """So many captions, no two of one scene where the grammar has enough, none of them of a row but by chance."""
@@ -102,7 +105,7 @@ class World:
             scene = draw_scene(rng, held_out, self.max_objects)
             language = LANGUAGES[number % len(LANGUAGES)] if self.language == "both" else self.language
             if (short := make_caption(scene, language)) not in found:
-                found[short] = self._say(scene, language, arrange(scene, rng), 2 + int(held_out), number)
+                found[short] = self._say(scene, language, partial(arrange, scene, rng), 2 + int(held_out), number)
             if len(found) == count:
                 break
         return list(found.values())

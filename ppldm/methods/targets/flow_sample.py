@@ -9,13 +9,17 @@ _LEAST_SIGMA = 0.05  # that a direction is divided by, as published
 
 
 def target(latents, noise, scales):
-    return (noise - latents) * (scales[1] / scales[1].clip(_LEAST_SIGMA))
+    return (noise - latents) * (scales[1] / _divisor(scales[1]))
 
 
 def prediction(output, noisy, sigma):
-    return (noisy - output) / sigma.clip(_LEAST_SIGMA)
+    return (noisy - output) / _divisor(sigma)
 
 
 def picture(predicted, noisy, scales):
-    sigma = scales[1]
-    return noisy - predicted * (sigma.clip(_LEAST_SIGMA) if hasattr(sigma, "clip") else max(sigma, _LEAST_SIGMA))
+    return noisy - predicted * _divisor(scales[1])
+
+
+def _divisor(sigma):
+    """Of a number or a tensor."""
+    return sigma.clip(_LEAST_SIGMA) if hasattr(sigma, "clip") else max(sigma, _LEAST_SIGMA)

@@ -30,7 +30,7 @@ class JointAttention:
 
 def make_sd3(config: dict) -> nn.Layer:
     """The transformer of a completed config, without the biases that ppdiffusers gives norms which have none. Its table
-    of positions, the same to the bit, is made by line: that of the published side takes ppdiffusers seconds."""
+    of positions is made of one line, with the same bits: ppdiffusers takes seconds to make a published model's."""
     side, width = config["pos_embed_max_size"], config["num_attention_heads"] * config["attention_head_dim"]
     network = SD3Transformer2DModel(**config | {"pos_embed_max_size": 1})
     network.register_to_config(pos_embed_max_size=side)

@@ -56,6 +56,13 @@ def test_folders_by_class(here, names, numbers):
     assert sorted(convert("pictures")) == expected
 
 
+def test_a_caption_beside_a_picture_comes_before_its_class(here):
+    write_classes(here / "pictures", ["0", "1"])
+    (here / "pictures/0/0_1.txt").write_text("one of its own")
+    found = [caption for _, caption in sorted(convert("pictures"))]
+    assert found == [PROMPTS["0"], "one of its own", PROMPTS["1"], PROMPTS["1"]]
+
+
 def test_a_table_by_the_folders_names(here):
     write_classes(here / "pictures", SYNSETS[:2])
     (here / "names.json").write_text(json.dumps(dict(zip(SYNSETS, "abc", strict=True))))
