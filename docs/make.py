@@ -368,6 +368,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "methods/targets": lambda: methods_of_a_setting("targets/*.py"),
     "methods/levels": lambda: methods_of_a_setting("levels/*.py", "stratified.py"),
     "methods/weights": lambda: methods_of_a_setting("weights/*.py"),
+    "methods/averages": lambda: methods_of_a_setting("averages/*.py"),
     "methods/offsets": lambda: methods_of_a_setting("offsets/*.py"),
     **{name: lambda name=name: foreign_keys(name) for name in ("open-diffusion", "Stable Cascade")},
     **{f"results/{name}": lambda name=name: measured(name) for name in MEASURED},

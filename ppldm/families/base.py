@@ -67,7 +67,7 @@ class Family:
         return {"ema": str(self.average(config))}
 
     def average(self, config):
-        """The form of the moving average that is asked for (`networks.ema`); None for none."""
+        """The form of the moving average that is asked for (`methods/averages`); None for none."""
         return config.decay() if isinstance(config, AverageSettings) else None
 
     def networks(self, config, data) -> dict:

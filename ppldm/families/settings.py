@@ -179,13 +179,17 @@ class AverageSettings:
             raise ConfigError("--ema_posthoc takes two different standard deviations; give --ema_posthoc 0.05 0.10")
 
     def decay(self):
-        """The decay (`networks.ema`): at intervals if a setting of them is given, gradual with `use_ema`, else None."""
-        from ..networks.ema import GradualDecay, IntervalDecay
-
+        """The decay (`methods/averages`): at intervals if a setting of them is given, with `use_ema` `ema`, else None."""
         given = {"start_iters": self.ema_start_iters, "iters": self.ema_iters, "beta": self.ema_beta}
         if given := {name: value for name, value in given.items() if value is not None}:
+            from ..methods.averages.ema_interval import IntervalDecay
+
             return IntervalDecay(**given)
-        return GradualDecay(self.ema_decay) if self.use_ema else None
+        if not self.use_ema:
+            return None
+        from ..methods.averages.ema import GradualDecay
+
+        return GradualDecay(self.ema_decay)
 
 
 @dataclass(kw_only=True)

@@ -3,69 +3,25 @@ far (n = 1, 2, ...), which is part of the state: else a resumed run would wipe t
 
 from collections.abc import Collection, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache
+from typing import Protocol
 
-import numpy as np
 import paddle
 
 from .cpu_operators.layers import operators_are_usable
 from .cpu_operators.operators import average
 
 
-@dataclass(frozen=True)
-class GradualDecay:
-    """d = min(decay, (1 + n) / (10 + n)) at every update: the published LitEma."""
-
-    decay: float = 0.9999
-
-    def at(self, update: int) -> float:
-        """The decay of the `update`-th update, counted from 1."""
-        return min(self.decay, (1 + update) / (10 + update))
-
-
-@dataclass(frozen=True)
-class IntervalDecay:
-    """d = beta at every `iters`-th update after the first `start_iters`, d = 0 (a copy) at every `iters`-th before;
-    else the average stays. The form of Stable Cascade's training, whose numbers are the defaults."""
-
-    start_iters: int = 5000
-    iters: int = 100
-    beta: float = 0.9
+class Decay(Protocol):
+    """A file of ppldm/methods/averages."""
 
     def at(self, update: int) -> float:
         """The decay of the `update`-th update, counted from 1; 1 leaves the average as it is."""
-        if update % self.iters:
-            return 1.0
-        return self.beta if update > self.start_iters else 0.0
-
-
-@dataclass(frozen=True)
-class PowerDecay:
-    """The average of relative standard deviation `std`, which grows with the run (EDM2: Karras et al. 2023,
-    arXiv:2312.02696, section 3.1): update t of n has the weight (g + 1) t^g / n^(g + 1), the start none."""
-
-    std: float
-
-    def at(self, update: int) -> float:
-        """The decay of the `update`-th update, counted from 1; 0 at the first."""
-        return (1 - 1 / update) ** (exponent_of(self.std) + 1)
-
-
-@cache
-def exponent_of(std: float) -> float:
-    """The g of a profile of standard deviation std n, from std^2 = (g + 1) / ((g + 2)^2 (g + 3))."""
-    inverse = std**-2
-    roots = np.roots([1, 7, 16 - inverse, 12 - inverse])
-    return float(max(roots.real[np.abs(roots.imag) < 1e-6 * np.abs(roots)]))
 
 
 class ExponentialMovingAverage:
     """Float32 averages of the given parameters (name to parameter), or of those that are kept here."""
 
-    def __init__(
-        self, parameters: dict, decay: GradualDecay | IntervalDecay | PowerDecay, kept: Collection | None = None
-    ):
+    def __init__(self, parameters: dict, decay: Decay, kept: Collection | None = None):
         self.decay = decay
         self.num_updates = 0
         self.parameters = parameters

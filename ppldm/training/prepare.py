@@ -20,7 +20,7 @@ from ..data.shapes import group_size_of
 from ..families.base import Family, check_family, get_family
 from ..networks.configs import is_shifted
 from ..networks.cpu_operators.layers import operators_are_usable
-from ..networks.ema import ExponentialMovingAverage, PowerDecay
+from ..networks.ema import ExponentialMovingAverage
 from ..utils import variables
 from ..utils.checksums import digest_of
 from ..utils.errors import ConfigError
@@ -197,7 +197,11 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
         kept = ParameterShares(model, adamw).own()
     average = ExponentialMovingAverage(trained, decay, kept) if decay else None
     stds = getattr(config, "ema_posthoc", None) or ()
-    posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std), kept) for std in stds}
+    posthoc = {}
+    if stds:
+        from ..methods.averages.ema_posthoc import PowerDecay
+
+        posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std), kept) for std in stds}
     optimizer.decorate(model, adamw, arguments)
     if optimizer.is_sharded(adamw):
         adamw.log_share()

@@ -6,12 +6,13 @@ import paddle
 import pytest
 
 from ppldm.diffusion.process import NoiseSchedule, Process
+from ppldm.methods.averages.ema_interval import IntervalDecay
 from ppldm.methods.weights.adaptive import Adaptive
 from ppldm.methods.weights.p2 import P2
 from ppldm.networks.build import build_network
 from ppldm.networks.configs import read_new_config
 from ppldm.networks.denoising import DenoisingModel
-from ppldm.networks.ema import ExponentialMovingAverage, IntervalDecay
+from ppldm.networks.ema import ExponentialMovingAverage
 
 needs.need("parity")
 

@@ -19,7 +19,8 @@ from poison import poisoned
 
 import ppldm.training.distributed.sharding
 from ppldm.families.base import get_family
-from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
+from ppldm.methods.averages.ema import GradualDecay
+from ppldm.networks.ema import ExponentialMovingAverage
 from ppldm.networks.model import Component
 from ppldm.training.checkpoint import TrainingState, count_bytes
 from ppldm.training.distributed.sharding import sharded

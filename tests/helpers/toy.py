@@ -56,7 +56,7 @@ class Toy(Family):
 
     def average(self, config):
         """Always."""
-        from ppldm.networks.ema import GradualDecay
+        from ppldm.methods.averages.ema import GradualDecay
 
         return GradualDecay(0.9)
 

@@ -10,7 +10,8 @@ import paddle
 from paddle.distributed.fleet.utils import recompute
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
-from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay
+from ppldm.methods.averages.ema import GradualDecay
+from ppldm.networks.ema import ExponentialMovingAverage
 from ppldm.networks.model import Component, Loss, Model
 from ppldm.training.checkpoint import TrainingState
 from ppldm.training.distributed import parameters as parameters_module

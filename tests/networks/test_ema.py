@@ -4,7 +4,9 @@ import numpy as np
 import paddle
 import pytest
 
-from ppldm.networks.ema import ExponentialMovingAverage, GradualDecay, IntervalDecay
+from ppldm.methods.averages.ema import GradualDecay
+from ppldm.methods.averages.ema_interval import IntervalDecay
+from ppldm.networks.ema import ExponentialMovingAverage
 
 DECAYS = [GradualDecay(0.0), GradualDecay(0.15), GradualDecay(0.9999), IntervalDecay(2, 1, 0.9),
           IntervalDecay(4, 2, 0.5), IntervalDecay(0, 3, 0.25), IntervalDecay(100, 3)]  # fmt: skip

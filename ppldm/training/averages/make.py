@@ -1,7 +1,7 @@
 """`ppldm ema`: any average of a run's weights, made after the training from its snapshots.
 
-Its profile (`networks.ema.PowerDecay`) is put together from those of the snapshots by least squares (EDM2: Karras et
-al. 2023, arXiv:2312.02696, appendix C), here under the condition that the coefficients add up to 1: weights that never
+Its profile (`methods/averages/ema_posthoc.py`) is put together from those of the snapshots by least squares (EDM2:
+Karras et al. 2023, arXiv:2312.02696, appendix C), here under the condition that the coefficients add up to 1: weights that never
 change come out as they are, however small the rest. Update k has the profile's integral over k - 1 .. k.
 """
 
@@ -92,7 +92,7 @@ def combine(stored: list[tuple[float, int]], wanted: list[tuple[float, int]]) ->
     wanted: (standard deviation, number of updates) of each snapshot, and of each average to make. error: the L2 norm of
     (profile made - profile wanted), divided by the norm of the profile wanted. Where weights vary independently around
     a mean, the average of the weights is off by the same share."""
-    from ...networks.ema import exponent_of
+    from ...methods.averages.ema_posthoc import exponent_of
 
     powers, ends = np.array([(exponent_of(std), end) for std, end in [*stored, *wanted]], np.float64).T
     inner, count = _inner(powers, ends), len(stored)
@@ -140,7 +140,8 @@ def export_average(folder: Path, found: list, coefficients, report: dict, out: s
     from ...config.recipe import RECIPE_FILE
     from ...families.base import saved_recipe
     from ...inference.export import refuse_to_overwrite
-    from ...networks.ema import ExponentialMovingAverage, PowerDecay
+    from ...methods.averages.ema_posthoc import PowerDecay
+    from ...networks.ema import ExponentialMovingAverage
     from ...utils.files import in_working_folder, local_path, read_json, write_text
     from ...weights.folders import CHECKPOINT_WEIGHTS
     from ...weights.formats.files import read_arrays

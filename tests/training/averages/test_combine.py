@@ -5,7 +5,8 @@ import paddle
 import pytest
 
 from ppldm.config.training import LARGEST_STD
-from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay, exponent_of
+from ppldm.methods.averages.ema_posthoc import PowerDecay, exponent_of
+from ppldm.networks.ema import ExponentialMovingAverage
 from ppldm.training.averages.make import combine, makeable
 
 STDS = (0.01, 0.05, 0.07, 0.1, 0.2, LARGEST_STD)

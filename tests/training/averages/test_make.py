@@ -12,7 +12,8 @@ from tiny_model import load_pipeline
 
 from ppldm.cli.main import run as command
 from ppldm.families.ldm import LdmConfig
-from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay, exponent_of
+from ppldm.methods.averages.ema_posthoc import PowerDecay, exponent_of
+from ppldm.networks.ema import ExponentialMovingAverage
 from ppldm.training.averages.make import add_up, choose, combine, survey
 from ppldm.training.averages.snapshots import SNAPSHOTS, Snapshot, SnapshotWriter, list_snapshots
 from ppldm.training.prepare import prepare

@@ -7,7 +7,8 @@ import paddle
 import pytest
 from safetensors.numpy import load_file
 
-from ppldm.networks.ema import ExponentialMovingAverage, PowerDecay
+from ppldm.methods.averages.ema_posthoc import PowerDecay
+from ppldm.networks.ema import ExponentialMovingAverage
 from ppldm.training.averages import snapshots as module
 from ppldm.training.averages.snapshots import (
     SNAPSHOTS,

@@ -15,7 +15,8 @@ from ppldm.config.training import TrainingOptions
 from ppldm.families.autoencoder import AutoencoderConfig
 from ppldm.families.base import get_family
 from ppldm.families.ldm import LdmConfig
-from ppldm.networks.ema import GradualDecay, IntervalDecay
+from ppldm.methods.averages.ema import GradualDecay
+from ppldm.methods.averages.ema_interval import IntervalDecay
 from ppldm.training.commands.train import make_parser, names_of_trainer_flags, read_recipe
 from ppldm.training.rows import count_steps
 from ppldm.utils.errors import ConfigError
