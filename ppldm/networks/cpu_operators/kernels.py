@@ -197,6 +197,18 @@ def add_bias(numbers):
             y[i] += bias[row % C]
 
 
+def softmax_back(numbers):
+    """y [R, M], dy, which dx takes the place of; R, M"""
+    a, thread, threads = _told(numbers)
+    R, M = int(a[2]), int(a[3])
+    for r in range(R * thread // threads, R * (thread + 1) // threads):
+        y, d, total = _at(a[0], r * M), _at(a[1], r * M), F(0.0)
+        for i in range(M):
+            total += y[i] * d[i]
+        for i in range(M):
+            d[i] = y[i] * (d[i] - total)
+
+
 def layer_norm(numbers):
     """x [R, D], y, weight and bias [D], 0, mean and 1 / deviation [R]; R, D, epsilon, 1 (0: the mean counts as 0)"""
     a, thread, threads = _told(numbers)

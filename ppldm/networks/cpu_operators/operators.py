@@ -214,7 +214,7 @@ class _AttentionPlan:
         h = max(fits, default=1)
         fits = [one for one in range(1, batch + 1) if batch % one == 0 and one * heads * n * m <= _MOST_SCORES]
         b = max(fits, default=1) if h == heads else 1
-        self.scale, self.size = scale, 4 * b * h * n * m
+        self.scale, self.size, self.columns = scale, 4 * b * h * n * m, m
 
         def part(length, width, turned=False):
             sizes, steps = (length, width), (heads * width, 1)
@@ -249,15 +249,12 @@ class _AttentionPlan:
 
     @cached_property
     def _back(self):
-        scores, hint = layout(*self.scores), self._forward[1].description
         return (
             products(self.scores_turned, self.result, self.value),
             products(self.result, self.value_turned, self.scores, self.scale),
-            Operation("softmax_backward", (SOFTMAX, scores, scores, scores, _LAST, hint, NONE),
-                      {"dst": scores, "diff_dst": scores, "diff_src": scores}),
             products(self.scores, self.key, self.query),
             products(self.scores_turned, self.query, self.key),
-        )  # fmt: skip
+        )
 
     def forward(self, query, key, value, added, result) -> None:
         """Of addresses."""
@@ -271,14 +268,14 @@ class _AttentionPlan:
     def back(self, query, key, value, added, dy, dquery, dkey, dvalue) -> None:
         """Of addresses."""
         to_scores, softmax, _ = self._forward
-        to_dvalue, to_dheld, softmax_back, to_dquery, to_dkey = self._back
+        to_dvalue, to_dheld, to_dquery, to_dkey = self._back
         held, dheld = scratch("scores", self.size), scratch("diff_scores", self.size)
         for to_query, to_key, to_value, to_y, to_added in self.offsets:
             to_scores(query + to_query, key + to_key, held, *((added + to_added,) if added else ()))
             softmax(held, held)
             to_dvalue(held, dy + to_y, dvalue + to_value)
             to_dheld(dy + to_y, value + to_value, dheld)
-            softmax_back(held, dheld, dheld)
+            kernel("softmax_back")(held, dheld, self.size // 4 // self.columns, self.columns)
             to_dquery(dheld, key + to_key, dquery + to_query)
             to_dkey(dheld, query + to_query, dkey + to_key)
 

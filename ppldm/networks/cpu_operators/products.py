@@ -28,19 +28,12 @@ class _Spread:
         self._operations = [Operation("matmul", *kind) for kind in kinds for _ in range(threads)]
         handles = [number for one in self._operations for number in one.handles()]
         self._width = len(kinds[0][1])
-        numbers = (
-            0,
-            len(parts),
-            self._width,
-            threads,
-            *(0,) * self._width,
-            *(n for part in parts for n in part),
-            *handles,
-        )
+        head = 0, len(parts), self._width, threads, *[0] * self._width
+        numbers = *head, *(number for part in parts for number in part), *handles
         self._numbers = (ctypes.c_double * len(numbers))(*numbers)
 
     def __call__(self, *addresses: int) -> None:
-        self._numbers[4 : 4 + self._width] = addresses
+        self._numbers[4 : 4 + self._width] = list(addresses)
         spread = kernel("spread")  # compiled by threads that get signals
         with shielded():
             spread.run(self._numbers)
