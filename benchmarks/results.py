@@ -55,7 +55,7 @@ def describe(note: str, load: dict[str, float]) -> dict:
         "note": note or (f"measured beside other work: load {load['before']:.1f} before the start" if busy else ""),
         "machine": {
             "processor": processor(),
-            "avx512": machine.has_avx512(),  # others compute by other operators
+            "avx512": machine.has_vectors("avx512f"),  # others compute by other operators
             "cores": machine.count_usable_cores(),
             "memory_gb": round((machine.usable_memory_bytes() or 0) / 1e9, 1),
             "gpus": [str(gpu) for gpu in nvidia_smi.list_gpus()],

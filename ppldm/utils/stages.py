@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .errors import Interrupted, PpldmError
 from .machine.devices import installed_kind
-from .machine.resources import count_usable_cores, has_avx512
+from .machine.resources import count_usable_cores, has_vectors
 
 BEFORE = ".before"
 _GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the sums do
@@ -145,7 +145,7 @@ def _label(stage: Stage, record: Record | None) -> str:
 
 def seconds_per_update(preset: str) -> float:
     """Of a small model, on two usual cores of this kind."""
-    return _UPDATES[preset][0 if has_avx512() else 1]
+    return _UPDATES[preset][0 if has_vectors("avx512f") else 1]
 
 
 def slowness() -> float:

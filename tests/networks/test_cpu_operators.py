@@ -26,7 +26,7 @@ from ppldm.networks.cpu_operators.layers import leave_to_paddle, use_cpu_operato
 from ppldm.utils.machine import resources
 from ppldm.utils.machine.cpu import keep_compiled
 
-pytestmark = pytest.mark.skipif(not layers.operators_are_usable(), reason="they are for processors with AVX-512")
+pytestmark = pytest.mark.skipif(not layers.operators_are_usable(), reason="they are for processors with AVX2")
 BAR = 1e-5  # of the largest value; float32 has 6e-8
 EXAMPLES = settings(max_examples=12, deadline=None, database=None)
 SIZES = st.integers(1, 9)
@@ -348,7 +348,7 @@ def test_one_variable_turns_them_off(monkeypatch):
 
 
 def test_a_processor_with_less_keeps_paddles(monkeypatch):
-    monkeypatch.setattr(resources, "read_cpu", lambda key: "avx2 fma")
+    monkeypatch.setattr(resources, "read_cpu", lambda key: "avx fma")
     assert not layers.operators_are_usable()
 
 
@@ -386,29 +386,42 @@ def test_a_kernel_is_compiled_where_nothing_can_be_kept(error):
 
 
 @pytest.mark.cold
-def test_no_bit_of_a_kernel_depends_on_the_number_of_threads():
+@pytest.mark.parametrize("vectors", ["ALL", "AVX2"])
+def test_no_bit_depends_on_the_number_of_threads_or_on_the_rows_beside(vectors):
+    """By all that this processor has, and, of more operators, as on one with AVX2, where the threads share products."""
     program = """
-import sys, zlib, numpy as np, paddle
+import os, zlib, numpy as np, paddle
 from ppldm.networks.cpu_operators import operators
 x, w, b = (paddle.to_tensor(np.random.default_rng(n).standard_normal(s).astype("float32"), stop_gradient=False)
            for n, s in enumerate(((3, 330, 7, 5), (330,), (330,))))
-rows, wide = lambda: x.reshape([3, 35, 330]), w.reshape([330, 1]).tile([1, 24])
+rows, wide = lambda: x.reshape([3, 35, 330]), w.detach().reshape([330, 1]).tile([1, 24])
+shared = os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+kernel = wide.T.reshape([24, 330, 1, 1])
+convolve = lambda x: operators.conv2d(x, kernel, wide[0], (1, 1), (0, 0), (1, 1), 1)
+attend = [lambda one, heads=heads: operators.attention(one, one, one, heads, 0.1) for heads in (1, 3)]
 for make in (
     lambda: operators.group_norm(x, w, b, 6, 1e-5, True), lambda: operators.layer_norm(rows(), w, b, 1e-5),
     lambda: operators.rms_norm(rows(), w, 1e-5), lambda: operators.linear(rows(), wide, None),
-    lambda: operators.geglu(rows()),
-    lambda: operators.gelu(x), lambda: operators.silu(x),
+    lambda: operators.geglu(rows()), lambda: operators.gelu(x), lambda: operators.silu(x),
+    *((lambda: convolve(x), *(lambda one=one: one(rows()) for one in attend)) if shared else ()),
 ):
     y = make()
     y.square().sum().backward()
     print(*(zlib.crc32(one.numpy().tobytes()) for one in (y, x.grad, w.grad, b.grad) if one is not None))
+flat = rows().flatten(0, 1)
+for make, given, counts in (
+    (lambda one: operators.linear(one, wide, wide[0]), flat, (1, 9, 12, 13, 40, 90)), (convolve, x, (1, 2)),
+    *((one, rows(), (1, 2)) for one in attend),
+) if shared else ():
+    print(all(bool((make(given[:count]) == make(given)[:count]).all()) for count in counts))
 """
     said = [
-        subprocess.run([sys.executable, "-c", program], env={**os.environ, "OMP_NUM_THREADS": threads},
-                       capture_output=True, text=True, check=True).stdout
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True,
+                       env={**os.environ, "OMP_NUM_THREADS": threads, "ONEDNN_MAX_CPU_ISA": vectors}).stdout
         for threads in ("1", "2", "3")
     ]  # fmt: skip
-    assert said[0].count("\n") == 7 and said[0] == said[1] == said[2]
+    count, trues = (14, 4) if vectors == "AVX2" else (7, 0)
+    assert said[0].count("\n") == count and said[0].count("True") == trues and said[0] == said[1] == said[2]
 
 
 @pytest.mark.cold

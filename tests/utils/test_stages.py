@@ -189,7 +189,7 @@ def test_the_machine_is_known_by_its_sums_and_its_cores(monkeypatch):
 def test_an_update_takes_less_where_networks_compute_by_ppldms_operators(monkeypatch, tmp_path):
     found = []
     for has_them in (True, False):
-        monkeypatch.setattr(stages_module, "has_avx512", lambda has_them=has_them: has_them)
+        monkeypatch.setattr(stages_module, "has_vectors", lambda kind, has_them=has_them: has_them)
         stages = {one.name: one.seconds for one in plan(tmp_path, 1000, 1000, 2)}
         found.append((stages["diffusion"], stages["autoencoder"]))
     assert all(fast < slow for fast, slow in zip(*found, strict=True))

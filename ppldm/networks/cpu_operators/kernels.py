@@ -49,6 +49,10 @@ def _at(address, offset):
 
 _thread = types.ExternalFunction("omp_get_thread_num", types.int32())
 _num_threads = types.ExternalFunction("omp_get_num_threads", types.int32())
+_set_address = types.ExternalFunction("dnnl_memory_set_data_handle", types.int32(types.int64, types.int64))
+_execute = types.ExternalFunction(
+    "dnnl_primitive_execute", types.int32(types.int64, types.int64, types.int32, types.int64)
+)
 
 
 @_inlined
@@ -181,6 +185,28 @@ def group_norm_back(numbers):
                     dx[i] = d
                 if shifted:
                     dshift[c] = sums
+
+
+def add_bias(numbers):
+    """y [B, C, S], bias [C]; B, C, S"""
+    a, thread, threads = _told(numbers)
+    B, C, S, bias = int(a[2]), int(a[3]), int(a[4]), _at(a[1], 0)
+    for row in range(thread, B * C, threads):
+        y = _at(a[0], row * S)
+        for i in range(S):
+            y[i] += bias[row % C]
+
+
+def softmax_back(numbers):
+    """y [R, M], dy, which dx takes the place of; R, M"""
+    a, thread, threads = _told(numbers)
+    R, M = int(a[2]), int(a[3])
+    for r in range(R * thread // threads, R * (thread + 1) // threads):
+        y, d, total = _at(a[0], r * M), _at(a[1], r * M), F(0.0)
+        for i in range(M):
+            total += y[i] * d[i]
+        for i in range(M):
+            d[i] = y[i] * (d[i] - total)
 
 
 def layer_norm(numbers):
@@ -335,13 +361,35 @@ def average(numbers):
             old[i] += share * (new[i] - old[i])
 
 
+def spread(numbers):
+    """a status that is not 0 where one failed, N, W, O, addresses of W tensors; of each of N parts: its kind, W offsets
+    in bytes; of each kind and each of O threads: oneDNN's primitive, stream, arguments, W memories"""
+    a, thread, threads = _told(numbers)
+    parts, width, owners = int(a[1]), int(a[2]), int(a[3])
+    sharing = min(threads, owners)
+    for number in range(parts * thread // sharing, parts * (thread + 1) // sharing if thread < sharing else 0):
+        part = 4 + width + number * (1 + width)
+        own = 4 + width + parts * (1 + width) + (int(a[part]) * owners + thread) * (3 + width)
+        for i in range(width):
+            _set_address(int(a[own + 3 + i]), int(a[4 + i]) + int(a[part + 1 + i]))
+        status = _execute(int(a[own]), int(a[own + 1]), np.int32(width), int(a[own + 2]))
+        if status != 0:
+            a[0] = status
+
+
+_EXTERNAL = (  # functions that kernels call, by the number of the library
+    *((1, "omp_get_thread_num"), (1, "omp_get_num_threads")),
+    *((0, "dnnl_memory_set_data_handle"), (0, "dnnl_primitive_execute")),
+)
+
+
 class Kernel:
     """A kernel that is called with its numbers."""
 
     def __init__(self, share):
         openmp = libraries()[1]
-        for name in ("omp_get_thread_num", "omp_get_num_threads"):
-            binding.add_symbol(name, ctypes.cast(getattr(openmp, name), ctypes.c_void_p).value)
+        for library, name in _EXTERNAL:
+            binding.add_symbol(name, ctypes.cast(getattr(libraries()[library], name), ctypes.c_void_p).value)
         self._compiled, self._run = keep_compiled(_compiler, share), openmp.GOMP_parallel
         self._address, self._on_all = ctypes.c_void_p(self._compiled.address), (ctypes.c_uint(0), ctypes.c_uint(0))
         self._numbers = (ctypes.c_double * _FEW)()
@@ -351,7 +399,11 @@ class Kernel:
             if len(numbers) > len(self._numbers):
                 self._numbers = (ctypes.c_double * len(numbers))()
             self._numbers[: len(numbers)] = numbers
-            self._run(self._address, ctypes.byref(self._numbers), *self._on_all)
+            self.run(self._numbers)
+
+    def run(self, numbers: ctypes.Array) -> None:
+        """Called with numbers that somebody holds, and the lock."""
+        self._run(self._address, ctypes.byref(numbers), *self._on_all)
 
 
 @cache

@@ -2,8 +2,8 @@
 
 `use_cpu_operators` gives the layers of a built network other forwards and leaves their names, weights and classes as
 they are. A forward that an operator cannot compute (half precision, a graph that is traced, no rows, a padding of its
-own) is the layer's own. They are for Paddle 3.3 on Linux and processors with AVX-512: with less, oneDNN rounds a row
-differently among other numbers of rows. `PPLDM_NO_CPU_TUNING=1` turns them off.
+own) is the layer's own. They are for Paddle 3.3 on Linux and processors with AVX2. `PPLDM_NO_CPU_TUNING=1` turns them
+off.
 """
 
 import platform
@@ -15,7 +15,7 @@ from ppdiffusers.models.attention_processor import Attention, AttnProcessor
 
 from ...utils import variables
 from ...utils.machine.devices import current_kind
-from ...utils.machine.resources import has_avx512
+from ...utils.machine.resources import has_vectors
 from . import operators
 from .onednn import libraries
 
@@ -25,7 +25,7 @@ VERSION = "3.3."  # of Paddle
 def operators_are_usable() -> bool:
     """Whether a network that is built now is to compute by them."""
     known = paddle.__version__.startswith(VERSION) and (platform.system(), platform.machine()) == ("Linux", "x86_64")
-    wanted = known and has_avx512() and not variables.is_on("PPLDM_NO_CPU_TUNING")
+    wanted = known and has_vectors("avx2") and not variables.is_on("PPLDM_NO_CPU_TUNING")
     return wanted and current_kind().is_cpu and libraries() is not None
 
 

@@ -66,7 +66,7 @@ def _engine() -> tuple[c_void_p, c_void_p]:
     return engine, stream
 
 
-def _breaks_under_signals(description: c_void_p) -> bool:
+def is_own_product(description: c_void_p) -> bool:
     """Whether an operation computes by oneDNN's own products of matrices. They keep numbers where the kernel writes
     the frame of a signal's handler: wrong results, a broken heap or a crash follow (seen in wheels of Paddle 3.3)."""
     name = ctypes.c_char_p()
@@ -75,11 +75,12 @@ def _breaks_under_signals(description: c_void_p) -> bool:
 
 
 @contextmanager
-def _signals_wait():
-    """Inside the block this thread gets no signal."""
+def shielded():
+    """Inside the block neither this thread nor those that compute beside it get a signal."""
     before, set_mask = ctypes.create_string_buffer(len(_EVERY_SIGNAL)), libraries()[2].pthread_sigmask
     set_mask(c_int(_SET_MASK), _EVERY_SIGNAL, before)
     try:
+        _keep_signals_from_workers()
         yield
     finally:
         set_mask(c_int(_SET_MASK), before, NONE)
@@ -154,7 +155,12 @@ class Operation:
         self._count = c_int(len(tensors))
         self._set, self._wait = self._library.dnnl_memory_set_data_handle, self._library.dnnl_stream_wait
         self._execute = self._library.dnnl_primitive_execute
-        self._is_shielded = _breaks_under_signals(self.description)
+        self._is_shielded = is_own_product(self.description)
+
+    def handles(self) -> tuple[int, ...]:
+        """The addresses of its primitive, stream and arguments, and of its tensors' memories."""
+        own = self._primitive.value, self._stream.value, ctypes.addressof(self._arguments)
+        return *own, *(memory.value for memory in self._memories)
 
     def _chosen(self, name: str) -> c_void_p:
         return c_void_p(libraries()[0].dnnl_primitive_desc_query_md(self.description, c_int(_LAYOUTS[name]), c_int(0)))
@@ -162,9 +168,7 @@ class Operation:
     def __call__(self, *addresses: int) -> None:
         for memory, address in zip(self._memories, addresses, strict=True):
             self._set(memory, c_void_p(address))
-        with _signals_wait() if self._is_shielded else _NOTHING:
-            if self._is_shielded:
-                _keep_signals_from_workers()
+        with shielded() if self._is_shielded else _NOTHING:
             status = self._execute(self._primitive, self._stream, self._count, self._arguments)
             status = status or self._wait(self._stream)
         if status:

@@ -22,12 +22,13 @@ from .onednn import (
     Operation,
     ReorderedOperation,
     any_layout,
+    is_own_product,
     layout,
     num_threads,
     numbers,
     scratch,
-    then,
 )
+from .products import over_channels, products, rows_by_matrix
 
 _MOST_PLANS = 512  # of each kind; one holds some 50 kB
 _LAST = c_int(3)  # the axis of softmax
@@ -79,55 +80,71 @@ class _ConvolutionPlan:
         of = layout if weight[-2:] == (1, 1) else any_layout
         self.x, self.weight, self.y, self.bias = of(x), of(weight), of(y), layout(y[1:2]) if with_bias else NONE
         self.geometry = numbers(stride), numbers(d - 1 for d in dilation), numbers(before), numbers(after)
+        self.is_product = (*weight[-2:], *stride, *before, *after, groups) == (1, 1, 1, 1, 0, 0, 0, 0, 1)
 
     @cached_property
-    def forward(self):
+    def _forward(self):
         described = FORWARD, DIRECT, self.x, self.weight, self.bias, self.y, *self.geometry, NONE
         return ReorderedOperation("convolution_forward", described, self.shapes, ("dst",))
 
     @cached_property
+    def _by_products(self) -> bool:
+        """Whether products are exact where the library's convolution is not."""
+        return self.is_product and is_own_product(self._forward.operation.description)
+
+    @cached_property
+    def forward(self):
+        if not self._by_products:
+            return self._forward
+        outputs, inputs = self.shapes["weights"][:2]
+        return over_channels(self.shapes["src"], ((outputs, inputs), (inputs, 1)))
+
+    @cached_property
     def to_x(self):
-        hint = self.forward.operation.description
+        if self._by_products:
+            outputs, inputs = self.shapes["weights"][:2]
+            product = over_channels(self.shapes["dst"], ((inputs, outputs), (1, inputs)))
+            return lambda dx, weight, dy: product(dy, weight, dx)
+        hint = self._forward.operation.description
         shapes = {"diff_src": self.shapes["src"], "weights": self.shapes["weights"], "diff_dst": self.shapes["dst"]}
         described = DIRECT, self.x, self.weight, self.y, *self.geometry, hint, NONE
         return ReorderedOperation("convolution_backward_data", described, shapes, ("diff_src",))
 
     @cached_property
     def to_weight(self):
-        hint = self.forward.operation.description
+        hint = self._forward.operation.description
         shapes = {name if name == "src" else f"diff_{name}": shape for name, shape in self.shapes.items()}
         described = DIRECT, self.x, self.weight, self.bias, self.y, *self.geometry, hint, NONE
         return ReorderedOperation("convolution_backward_weights", described, shapes, ("diff_weights", "diff_bias"))
 
 
 class _LinearPlan:
-    """x [R, I], weight [I, O], y [R, O]. As products of matrices, whose rows have the same bits however many there are;
-    the library's inner products have not, but give the gradients of weight and bias in one."""
+    """x [R, I], weight [I, O], y [R, O]. As products of matrices; the library's inner products round a row otherwise
+    among others, but give the gradients of weight and bias in one."""
 
     def __init__(self, rows, inputs, outputs, with_bias, threads):
-        self.x, self.y, self.with_bias = layout((rows, inputs)), layout((rows, outputs)), with_bias
-        self.weight, self.weight_shape = layout((inputs, outputs)), (inputs, outputs)
-        self.turned = layout((outputs, inputs), (1, outputs))
+        self.rows, self.with_bias, self.outputs = rows, with_bias, outputs
+        self.weight, self.turned = ((inputs, outputs), (outputs, 1)), ((outputs, inputs), (1, outputs))
 
     @cached_property
     def forward(self):
-        bias = layout((1, self.weight_shape[1])) if self.with_bias else NONE
-        biases = {"bias": bias} if self.with_bias else {}
-        tensors = {"src": self.x, "weights": self.weight, **biases, "dst": self.y}
-        return Operation("matmul", (self.x, self.weight, bias, self.y, NONE), tensors)
+        return rows_by_matrix(self.rows, self.weight, self.with_bias)
 
     @cached_property
-    def to_x(self):
-        tensors = {"dst": self.x, "weights": self.turned, "src": self.y}
-        return Operation("matmul", (self.y, self.turned, NONE, self.x, NONE), tensors)
+    def _to_x(self):
+        return rows_by_matrix(self.rows, self.turned, False)
+
+    def to_x(self, dx, weight, dy) -> None:
+        self._to_x(dy, weight, dx)
 
     @cached_property
     def to_weight(self):
-        bias = layout(self.weight_shape[1:]) if self.with_bias else NONE
-        hint = Operation("inner_product_forward", (FORWARD, self.x, self.turned, bias, self.y, NONE), {})
-        described = self.x, self.turned, bias, self.y, hint.description, NONE
+        x, y, turned = layout((self.rows, self.weight[0][0])), layout((self.rows, self.outputs)), layout(*self.turned)
+        bias = layout((self.outputs,)) if self.with_bias else NONE
+        hint = Operation("inner_product_forward", (FORWARD, x, turned, bias, y, NONE), {})
+        described = x, turned, bias, y, hint.description, NONE
         biases = {"diff_bias": bias} if self.with_bias else {}
-        tensors = {"src": self.x, "diff_weights": self.turned, **biases, "diff_dst": self.y}
+        tensors = {"src": x, "diff_weights": turned, **biases, "diff_dst": y}
         return Operation("inner_product_backward_weights", described, tensors)
 
 
@@ -197,22 +214,23 @@ class _AttentionPlan:
         h = max(fits, default=1)
         fits = [one for one in range(1, batch + 1) if batch % one == 0 and one * heads * n * m <= _MOST_SCORES]
         b = max(fits, default=1) if h == heads else 1
-        self.scale, self.size = scale, 4 * b * h * n * m
+        self.scale, self.size, self.columns = scale, 4 * b * h * n * m, m
 
         def part(length, width, turned=False):
             sizes, steps = (length, width), (heads * width, 1)
             if turned:
                 sizes, steps = sizes[::-1], steps[::-1]
-            return layout((b, h, *sizes), (length * heads * width, width, *steps))
+            return (b, h, *sizes), (length * heads * width, width, *steps)
 
         self.query, self.key, self.value, self.result = part(n, d), part(m, d), part(m, e), part(n, e)
         self.key_turned, self.value_turned = part(m, d, True), part(m, e, True)
-        self.scores, self.scores_turned = layout((b, h, n, m)), layout((b, h, m, n), (h * n * m, n * m, 1, m))
+        self.scores = (b, h, n, m), (h * n * m, n * m, m, 1)
+        self.scores_turned = (b, h, m, n), (h * n * m, n * m, 1, m)
         self.added, by_sample, by_head = None, 0, 0
         if added is not None:
             of_samples, of_heads, rows = added
             sizes = (b if of_samples > 1 else 1, h if of_heads > 1 else 1, rows, m)
-            self.added = layout(sizes, (of_heads * rows * m, rows * m, m, 1))
+            self.added = sizes, (of_heads * rows * m, rows * m, m, 1)
             by_sample, by_head = (of_samples > 1) * of_heads * rows * m, (of_heads > 1) * rows * m
         self.offsets = [
             [4 * (i * heads * length * width + j * width) for length, width in ((n, d), (m, d), (m, e), (n, e))]
@@ -221,53 +239,43 @@ class _AttentionPlan:
             for j in range(0, heads, h)
         ]
 
-    def _product(self, one, other, result, *after):
-        attributes = then(*after) if after else NONE
-        tensors = {"src": one, "weights": other, "dst": result}
-        if len(after) > 1 and after[1] is not None:
-            tensors["added"] = after[1]
-        return Operation("matmul", (one, other, NONE, result, attributes), tensors)
-
     @cached_property
     def _forward(self):
-        scores = self.scores
+        scores = layout(*self.scores)
         softmax = Operation("softmax_forward", (FORWARD, SOFTMAX, scores, scores, _LAST, NONE),
                             {"src": scores, "dst": scores})  # fmt: skip
-        products = self._product(self.query, self.key_turned, scores, self.scale, self.added)
-        return products, softmax, self._product(scores, self.value, self.result)
+        to_scores = products(self.query, self.key_turned, self.scores, self.scale, self.added)
+        return to_scores, softmax, products(self.scores, self.value, self.result)
 
     @cached_property
     def _back(self):
-        scores, hint = self.scores, self._forward[1].description
         return (
-            self._product(self.scores_turned, self.result, self.value),
-            self._product(self.result, self.value_turned, scores, self.scale),
-            Operation("softmax_backward", (SOFTMAX, scores, scores, scores, _LAST, hint, NONE),
-                      {"dst": scores, "diff_dst": scores, "diff_src": scores}),
-            self._product(scores, self.key, self.query),
-            self._product(self.scores_turned, self.query, self.key),
-        )  # fmt: skip
+            products(self.scores_turned, self.result, self.value),
+            products(self.result, self.value_turned, self.scores, self.scale),
+            products(self.scores, self.key, self.query),
+            products(self.scores_turned, self.query, self.key),
+        )
 
     def forward(self, query, key, value, added, result) -> None:
         """Of addresses."""
-        products, softmax, to_result = self._forward
+        to_scores, softmax, to_result = self._forward
         held = scratch("scores", self.size)
         for to_query, to_key, to_value, to_y, to_added in self.offsets:
-            products(query + to_query, key + to_key, held, *((added + to_added,) if added else ()))
+            to_scores(query + to_query, key + to_key, held, *((added + to_added,) if added else ()))
             softmax(held, held)
             to_result(held, value + to_value, result + to_y)
 
     def back(self, query, key, value, added, dy, dquery, dkey, dvalue) -> None:
         """Of addresses."""
-        products, softmax, _ = self._forward
-        to_dvalue, to_dheld, softmax_back, to_dquery, to_dkey = self._back
+        to_scores, softmax, _ = self._forward
+        to_dvalue, to_dheld, to_dquery, to_dkey = self._back
         held, dheld = scratch("scores", self.size), scratch("diff_scores", self.size)
         for to_query, to_key, to_value, to_y, to_added in self.offsets:
-            products(query + to_query, key + to_key, held, *((added + to_added,) if added else ()))
+            to_scores(query + to_query, key + to_key, held, *((added + to_added,) if added else ()))
             softmax(held, held)
             to_dvalue(held, dy + to_y, dvalue + to_value)
             to_dheld(dy + to_y, value + to_value, dheld)
-            softmax_back(held, dheld, dheld)
+            kernel("softmax_back")(held, dheld, self.size // 4 // self.columns, self.columns)
             to_dquery(dheld, key + to_key, dquery + to_query)
             to_dkey(dheld, query + to_query, dkey + to_key)
 

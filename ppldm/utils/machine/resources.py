@@ -64,8 +64,9 @@ def read_cpu(key: str) -> str:
     return parse_value(_read("/proc/cpuinfo"), key)
 
 
-def has_avx512() -> bool:
-    return "avx512f" in read_cpu("flags").split()
+def has_vectors(kind: str) -> bool:
+    """Whether the processor computes by vectors of this kind: "avx2", "avx512f"."""
+    return kind in read_cpu("flags").split()
 
 
 def parse_value(text: str, key: str) -> str:
