@@ -8,7 +8,8 @@ world, along the training; at the end 64 prompts are drawn and graded.
 Each variant first gets its learning rate from one grid, on seeds of their own. Then seeds are added, a look at a time,
 until the interval of its difference from the plain recipe leaves out 0 (paired.py) or the minutes are over. Runs that
 are there are not made again, so that the same command goes on; one of other flags is refused. `--dry-run` says what is
-left, and how long it takes; `--table` shows what is there.
+left, and how long it takes; `--table` shows what is there. Every run has one thread and computes with AVX2, whatever
+the processor has beside it, so that others get the same rows; what prepares the world must too (`--variables`).
 """
 
 import argparse
@@ -39,6 +40,8 @@ MEASUREMENTS = 17
 PROMPTS, DRAWING_STEPS, GUIDANCE = 64, 10, 4.0
 SCORES = ("colour", "everything")  # right in a picture of one object
 SECONDS = 70  # of a run, where none is there to tell
+VARIABLES = {"OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+             "NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": ""}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,14 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, each on one core")
     parser.add_argument("--dry-run", action="store_true", help="say what is left to run, and how long it would take")
     parser.add_argument("--table", action="store_true", help="run nothing, show what is there")
+    parser.add_argument("--variables", action="store_true", help="show what a shell exports to prepare the world")
     parser.add_argument("--pairing", action="store_true", help="show what pairing alone brings to older runs")
     add_result_flags(parser, "study")
     arguments = parser.parse_args()
     if arguments.pairing:
         return print(pairing_table())
+    if arguments.variables:
+        return print(*(f"{name}={value}" for name, value in VARIABLES.items()))
     study = Study(arguments.out, read_variants(arguments.variants, arguments.folder), arguments.rate)
     if arguments.dry_run:
         return print(study.forecast(arguments.jobs))
@@ -157,7 +163,7 @@ class Study:
     def carry_out(self, minutes: float, jobs: int, world: Path) -> None:
         """Make runs until none is wanted, or none may begin any more."""
         deadline, running = time.monotonic() + 60 * minutes, {}
-        os.environ["OMP_NUM_THREADS"] = "1"
+        os.environ |= VARIABLES
         with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
             while True:
                 wanted = [run for run in self.wanted() if run not in running.values()]
