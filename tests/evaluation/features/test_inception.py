@@ -94,4 +94,5 @@ def test_features_are_those_of_torch_fidelity(tmp_path):
         load_features("inception", tmp_path / n, "legacy_tensorflow") for n in ("new.pth", "old.pth", "fid.pdparams")
     ]
     assert len({network.digest for network in networks}) == 1
-    np.testing.assert_allclose(networks[0](shown), expected, rtol=0, atol=1e-4)
+    # Sums of up to 18,432 numbers through 94 layers, in an order that is the processor's.
+    np.testing.assert_allclose(networks[0](shown), expected, rtol=0, atol=2e-4)
