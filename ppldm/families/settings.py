@@ -179,7 +179,7 @@ class AverageSettings:
             raise ConfigError("--ema_posthoc takes two different standard deviations; give --ema_posthoc 0.05 0.10")
 
     def decay(self):
-        """The decay (`methods/averages`): at intervals if a setting of them is given, with `use_ema` `ema`, else None."""
+        """The decay (`methods/averages`): at intervals if a setting of them is given, else `ema` or None."""
         given = {"start_iters": self.ema_start_iters, "iters": self.ema_iters, "beta": self.ema_beta}
         if given := {name: value for name, value in given.items() if value is not None}:
             from ..methods.averages.ema_interval import IntervalDecay

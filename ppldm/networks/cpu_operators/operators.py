@@ -87,23 +87,21 @@ class _ConvolutionPlan:
         described = FORWARD, DIRECT, self.x, self.weight, self.bias, self.y, *self.geometry, NONE
         return ReorderedOperation("convolution_forward", described, self.shapes, ("dst",))
 
-    @cached_property
-    def _by_products(self) -> bool:
-        """Whether products are exact where the library's convolution is not."""
-        return self.is_product and is_own_product(self._forward.operation.description)
+    def _as_product(self, x: str):
+        """From "src", or back from "dst", by products, where these are exact and the library's convolution is not."""
+        if not self.is_product or not is_own_product(self._forward.operation.description):
+            return None
+        outputs, inputs = self.shapes["weights"][:2]
+        weight = ((outputs, inputs), (inputs, 1)) if x == "src" else ((inputs, outputs), (1, inputs))
+        return over_channels(self.shapes[x], weight)
 
     @cached_property
     def forward(self):
-        if not self._by_products:
-            return self._forward
-        outputs, inputs = self.shapes["weights"][:2]
-        return over_channels(self.shapes["src"], ((outputs, inputs), (inputs, 1)))
+        return self._as_product("src") or self._forward
 
     @cached_property
     def to_x(self):
-        if self._by_products:
-            outputs, inputs = self.shapes["weights"][:2]
-            product = over_channels(self.shapes["dst"], ((inputs, outputs), (1, inputs)))
+        if product := self._as_product("dst"):
             return lambda dx, weight, dy: product(dy, weight, dx)
         hint = self._forward.operation.description
         shapes = {"diff_src": self.shapes["src"], "weights": self.shapes["weights"], "diff_dst": self.shapes["dst"]}

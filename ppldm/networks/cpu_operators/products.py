@@ -132,7 +132,7 @@ def _matrix(tensor: Strided, columns: int | None) -> Strided:
 
 def over_channels(x: tuple[int, ...], weight: Strided):
     """The convolution of 1 x 1 of x [B, I, ...] by a weight [O, I]; called with the addresses of x, weight, a bias [O]
-    or none, and the result."""
+    or none, and the result. None where the threads need not share it by this file."""
     (samples, inputs, *sides), (outputs, _) = x, weight[0]
 
     def pictures(channels):
@@ -141,6 +141,8 @@ def over_channels(x: tuple[int, ...], weight: Strided):
 
     matrix = (1, 1, *weight[0]), (outputs * inputs, outputs * inputs, *weight[1])
     product = products(matrix, pictures(inputs), pictures(outputs))
+    if not isinstance(product, _Spread):
+        return None
 
     def convolve(x: int, weight: int, *bias_and_y: int) -> None:
         *bias, y = bias_and_y

@@ -1,8 +1,8 @@
 """`ppldm ema`: any average of a run's weights, made after the training from its snapshots.
 
 Its profile (`methods/averages/ema_posthoc.py`) is put together from those of the snapshots by least squares (EDM2:
-Karras et al. 2023, arXiv:2312.02696, appendix C), here under the condition that the coefficients add up to 1: weights that never
-change come out as they are, however small the rest. Update k has the profile's integral over k - 1 .. k.
+Karras et al. 2023, arXiv:2312.02696, appendix C), here under the condition that the coefficients add up to 1: weights
+that never change come out as they are, however small the rest. Update k has the profile's integral over k - 1 .. k.
 """
 
 import math
