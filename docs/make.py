@@ -263,13 +263,14 @@ def presets() -> str:
 
 
 def foreign_keys(system: str) -> str:
-    """Every key of a system's configs, what it is here, and what a reader should know."""
-    from ppldm.config.foreign import SYSTEMS
+    """Every key of a system's configs, what it is here, and what a reader should know; then what no key says."""
+    from ppldm.config.foreign import SYSTEMS, UNSAID
 
     rows = [
         (f"`{key}`", ", ".join(f"`{one}`" for one in stated.keys) or "-", stated.note)
         for key, stated in SYSTEMS[system].items()
     ]
+    rows += [("-", f"`{key}`", f"{value}, unless a key says otherwise") for key, value in UNSAID[system].items()]
     return table((system, "here", ""), rows)
 
 

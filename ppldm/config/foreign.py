@@ -1,7 +1,7 @@
 """`ppldm config`: config files of open-diffusion and of Stable Cascade's training, translated to recipes.
 
 A table for each in foreign.yaml says what becomes of every key that it knows: the settings here that mean the same, or
-why there are none. The site shows these tables.
+why there are none; and what their code does unasked. The site shows these tables.
 """
 
 import json
@@ -159,7 +159,7 @@ def translate_file(path: Path, num_devices: int, stem: str) -> Translation:
     source = Source(_flatten(written, table), num_devices, stem)
     if not source.values.keys() & table.keys():
         raise ConfigError(f"{path} is not a config of {' or '.join(SYSTEMS)}: no key of it is one of theirs")
-    settings, left_out = {key: (value, system) for key, value in _FAMILIES.get(system, {}).items()}, {}
+    settings, left_out = {key: (value, f"{system}'s default") for key, value in UNSAID[system].items()}, {}
     for key, value in source.values.items():
         if key not in table:
             left_out[key] = f"{system} has no such key; {did_you_mean(key, table)}"
@@ -273,6 +273,7 @@ def _stage(_value, source: Source) -> dict:
     controlled = name == "prior" and source.first("controlnet_filter", "controlnet_blocks") is not None
     found = {"family": f"cascade_{'controlnet' if controlled else name}"}
     found |= {"model.text_encoder_name_or_path": f"{_PUBLISHED}-prior"}
+    found |= {"model.image_encoder_name_or_path": f"{_PUBLISHED}-prior"} if name == "prior" else {}
     found |= {"model.vqgan_name_or_path": _PUBLISHED} if name == "decoder" else {}
     return found | {f"model.{name}_name_or_path": source.first("generator_checkpoint_path") or published}
 
@@ -294,7 +295,7 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "parts": _parts,
     "precision": _precision,
     "rank": lambda value, _: (value, 1),
-    "ratios": lambda value, _: ("ratios", [str(ratio) for ratio in value]),
+    "ratios": lambda value, _: ("ratios", [str(ratio) for ratio in value], True, False),
     "reporters": lambda *_: ["visualdl", "wandb"],
     "run folder": _folder("experiment.log_dir", "experiment.project", "experiment.name"),
     "schedule": _schedule,
@@ -305,7 +306,6 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "unet": _unet,
     "warmup": lambda value, _: (value, "constant_with_warmup"),
 }
-_FAMILIES = {"open-diffusion": {"family": "stable_diffusion"}}
 
 
 def _read_table(made: dict, same: dict, none: dict) -> dict[str, Counterpart]:
@@ -318,4 +318,5 @@ def _read_table(made: dict, same: dict, none: dict) -> dict[str, Counterpart]:
 
 
 _TABLES = yaml.safe_load(Path(__file__).with_name("foreign.yaml").read_text(encoding="utf-8"))
+UNSAID = {system: table.pop("unsaid") for system, table in _TABLES.items()}
 SYSTEMS = {system: _read_table(**table) for system, table in _TABLES.items()}

@@ -69,6 +69,7 @@ _NETWORKS = {
     **{f"stabilityai/stable-diffusion-{name}": _SD2 for name in ("2", "2-base", "2-1", "2-1-base")},
     "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l", "image_encoder": "image_encoder_vit_l"},
     "apple/DFN5B-CLIP-ViT-H-14-378": {"text_encoder": "clip_dfn_vit_h"},
+    "stabilityai/stable-diffusion-xl-base-1.0": {"vae": "vae_kl_f8"},
     **dict.fromkeys(
         ("google/t5-v1_1-xxl", "DeepFloyd/t5-v1_1-xxl"),
         dict.fromkeys(("text_encoder", "text_encoder_3"), "t5_v1_1_xxl"),
@@ -90,7 +91,7 @@ _NETWORKS = {
     "sd2-base-256/pipeline": _SD2,
     **dict.fromkeys(
         (f"micro-diffusion-{stage}/pipeline" for stage in ("256-masked", "256", "512-masked")),
-        {"vae": "vae_kl_f8", "text_encoder": "clip_vit_h", "transformer": "microdit_xl2"},
+        {"vae": "vae_kl_f8", "text_encoder": "clip_dfn_vit_h", "transformer": "microdit_xl2"},
     ),
 }
 

@@ -4,7 +4,7 @@ import pytest
 
 from ppldm.cli.main import run
 from ppldm.config.data import DataOptions
-from ppldm.config.foreign import SYSTEMS, Source, expand_braces, translate_file
+from ppldm.config.foreign import SYSTEMS, UNSAID, Source, expand_braces, translate_file
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions
@@ -71,6 +71,8 @@ def test_open_diffusion(tmp_path):
     assert found.system == "open-diffusion"
     assert {key: value for key, (value, _) in found.settings.items()} == {
         "family": "stable_diffusion",
+        **{"data.caption_drop": 0.0, "data.crop_fraction": 1.0, "data.random_crop": False},
+        **{"data.interpolation": "bicubic", "logging.logging_steps": 40},
         "logging.report_to": ["visualdl", "wandb"],
         "run.gradient_accumulation_steps": 2,
         "run.per_device_train_batch_size": 32,
@@ -119,8 +121,12 @@ def test_stable_cascade(tmp_path):
     assert settings["compute.bf16"] == "???" and "float64 is not a precision" in found.left_out["dtype"]
     assert settings["data.buckets"] == "ratios" and settings["data.bucket_ratios"] == ["1/1", "1/2"]
     assert set(found.left_out) == {"output_path", "dtype", "lora_checkpoint_path"}
+    assert settings["data.bucket_upscale"] and not settings["data.smart_crop"]
     own = {
         "family": "cascade_prior",
+        "model.loss_weighting": "p2",
+        **{"data.caption_drop": 0.05, "optimizer.weight_decay": 0.01, "optimizer.max_grad_norm": 1.0},
+        "model.image_encoder_name_or_path": "stabilityai/stable-cascade-prior",
         "model.text_encoder_name_or_path": "stabilityai/stable-cascade-prior",
         "model.prior_name_or_path": "stabilityai/stable-cascade-prior",
         "model.effnet_name_or_path": "models/effnet_encoder.safetensors",
@@ -129,6 +135,15 @@ def test_stable_cascade(tmp_path):
     }
     assert own.items() <= settings.items()
     assert "cannot be shared by 20 batches" in translate(tmp_path, STABLE_CASCADE, 5).left_out["batch_size"]
+
+
+def test_what_no_key_says_is_as_their_code_does_it(tmp_path):
+    """And the same keys in a file go before it."""
+    settings = translate(tmp_path, "lr: 1\nmodel_version: 3B\nadaptive_loss_weight: true").settings
+    assert settings["data.smart_crop"] == (True, "Stable Cascade's default") and settings["compute.bf16"][0]
+    assert settings["model.loss_weighting"] == ("adaptive", "adaptive_loss_weight")
+    assert "model.image_encoder_name_or_path" not in settings
+    assert translate(tmp_path, "system: {workers: 1}").settings["run.save_steps"][0] == 1000
 
 
 def test_stages_are_known_by_their_versions(tmp_path):
@@ -182,7 +197,8 @@ def test_the_keys_of_the_tables_are_settings_here():
         CascadeControlNetConfig,
     )
     known = {stated.key for group in groups for stated in options(group).values()}
-    for table in SYSTEMS.values():
+    for system, table in SYSTEMS.items():
+        assert UNSAID[system].keys() <= known | {"family"}
         for key, counterpart in table.items():
             assert counterpart.note or counterpart.keys, key
             assert set(counterpart.keys) <= known, key
@@ -250,7 +266,7 @@ def test_the_command_writes_a_recipe(tmp_path, capsys, monkeypatch):
     (tmp_path / "theirs.yaml").write_text(OPEN_DIFFUSION)
     run(["config", "import", "theirs.yaml", "--out", "sub.yaml"])
     out = capsys.readouterr().out
-    assert "sub.yaml: 24 settings" in out and "  experiment.requeue: always so" in out
+    assert "sub.yaml: 29 settings" in out and "  experiment.requeue: always so" in out
     layers = file_layers(tmp_path / "sub.yaml")
     assert layers[0].values["data.resolution"] == 512 and (tmp_path / "sub.filelist").is_file()
     assert "very-secret" not in (tmp_path / "sub.yaml").read_text()

@@ -26,7 +26,7 @@ PUBLISHED = {
     "sd20-base-to-21-base-laion": (83_653_863, 340_387_840, 865_910_724),
     "sd15-controlnet-canny": (83_653_863, 123_060_480, 859_520_964, 361_279_120),
     "uvit-s2-256": (83_653_863, 123_060_480, 44_692_644),  # published rounded, as 45 M
-    "micro-diffusion-256-masked": (83_653_863, 340_387_840, 1_165_442_320),  # published rounded, as 1.16 B
+    "micro-diffusion-256-masked": (83_653_863, 352_984_064, 1_165_442_320),  # published rounded, as 1.16 B
     "autoencoder-f8": (83_653_863, 2_765_633, 14_716_160),
     "ldm-32layer-laion400m": (83_653_863, 581_994_042, 872_300_484),
 }
