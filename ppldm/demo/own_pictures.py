@@ -93,12 +93,12 @@ def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[
     vocab += ("--max-length", str(length_of(captions)), "--language", *languages_of(captions))
     pictures = tuple(inputs[name] for name in ("pictures", _TABLE) if name in inputs)
 
-    def train(family: str, name: str, title: str, steps: int, told: str = "") -> Stage:
+    def train(family: str, name: str, title: str, steps: int) -> Stage:
         ranks, recipe = min(processes, chosen.batch(family)), f"{name}.yaml"
         flags = {"config": out / recipe, "per_device_train_batch_size": chosen.batch(family) // ranks}
         words, done = train_command(ranks, out / "log" / name, **flags), partial(share_trained, out / name, steps)
-        what, digest = f"training the {title}, {steps} updates{told}", inputs[recipe]
-        return Stage(name, what, words, chosen.seconds(family), done, (digest,), steps)
+        what = f"training the {title}, {steps} updates, samples every {chosen.sample_every(family)}"
+        return Stage(name, what, words, chosen.seconds(family), done, (inputs[recipe],), steps)
 
     stages = [
         Stage("data", "reading the pictures", convert, 2 + 0.05 * len(captions), inputs=pictures),
@@ -106,6 +106,5 @@ def _make_stages(chosen: FirstTraining, out: Path, processes: int, inputs: dict[
     ]
     if chosen.trains_autoencoder:
         stages.append(train("autoencoder", "autoencoder", "autoencoder", chosen.autoencoder_steps))
-    told = f", samples every {chosen.sample_every}"
-    stages.append(train("ldm", "diffusion", "text-to-image model", chosen.steps, told))
+    stages.append(train("ldm", "diffusion", "text-to-image model", chosen.steps))
     return stages + drawing_stages(out, out / _PROMPTS, "drawing pictures of some captions", (inputs[_PROMPTS],))

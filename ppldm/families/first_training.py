@@ -74,10 +74,9 @@ class FirstTraining:
         """To be remembered."""
         return {"autoencoder": self.autoencoder, "resolution": self.resolution, "psnr": self.psnr}
 
-    @property
-    def sample_every(self) -> int:
-        """Updates of the text-to-image model from one sheet of samples to the next."""
-        return max(1, self.steps // _NUM_SAMPLES)
+    def sample_every(self, family: str) -> int:
+        """Updates of a training from one sheet of samples to the next."""
+        return max(1, (self.autoencoder_steps if family == "autoencoder" else self.steps) // _NUM_SAMPLES)
 
     def batch(self, family: str) -> int:
         """Samples of an update: a power of 2, no more than there are pictures."""
@@ -125,13 +124,13 @@ class FirstTraining:
             "model.model_max_length": length_of(self.found.captions.values()),
             "model.vae_name_or_path": vae or self.autoencoder,
             "logging.logging_steps": max(1, min(20, self.steps // 10)),
-            "validation.image_logging_steps": self.sample_every,
             "validation.validation_prompts": list(prompts),
         })  # fmt: skip
 
     def _recipe(self, family: str, head: str, changes: dict) -> str:
         minutes = f"On two cores it takes about {max(1, round(self.seconds(family) / 60))} minutes."
         changes |= {"data.resolution": self.resolution, "run.per_device_train_batch_size": self.batch(family)}
+        changes["validation.image_logging_steps"] = self.sample_every(family)
         shown = ("optimizer.learning_rate", "run.save_steps", "run.seed")
         return f"{head}# {minutes}\n" + preset_recipe(_PRESETS[family], get_family(family).Config, changes, shown)
 

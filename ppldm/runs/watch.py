@@ -13,7 +13,9 @@ where the page is not bound to this machine alone for all but the empty page too
 import io
 import os
 import secrets
+import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -27,12 +29,13 @@ from ..utils.files import local_path, write_text
 from ..utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
 from ..utils.pictures import read_cells
 from ..utils.web.server import is_loopback, make_flask, render_page, serve
-from ..weights.folders import runs_in
+from ..weights.folders import find_runs, runs_in
 from . import page as shown
 from .read import follow
 
 _Runs = Annotated[list[str], {"opt": False, "nargs": "+", "type": str, "metavar": "RUN"}]
 _Names = Annotated[list[str], {"nargs": "+", "type": str, "metavar": "NAME"}]
+_LOOK_SECONDS = 1.0
 _SENTENCES = {500: "the page failed; the terminal of ppldm watch shows why"}
 
 
@@ -47,12 +50,21 @@ def watch(
     found: list = []
     places = [local_path(run) for run in runs]
     for place in places:
-        runs_in(place)
+        _wait_for_run(place)
     follow(found, places)
     token = secrets.token_urlsafe(16)
     needed = control or not is_loopback(host)
     page = make_page(found, control, token, not is_loopback(host), [host, *allow_host], partial(follow, found, places))
     serve(page, host, port, f"#token={token}" if needed else "")
+
+
+def _wait_for_run(place: Path) -> None:
+    """Until a run has begun in a folder in which a quickstart has. Raises ConfigError where neither is there."""
+    if (place / ".done").is_dir() and not find_runs(place):
+        sys.stderr.write(f"no training has begun in {place} yet; waiting for it, Ctrl-C ends this\n")
+        while not find_runs(place):
+            time.sleep(_LOOK_SECONDS)
+    runs_in(place)
 
 
 def make_page(runs: list, control: bool = False, token: str = "", is_remote=False, hosts=(), find=lambda: None):

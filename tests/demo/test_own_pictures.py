@@ -125,6 +125,8 @@ def test_a_recipe_changed_by_hand_says_how_long_it_trains(pictures, out):
     usual = {stage.name: stage for stage in plan_pictures(pictures, out, 1)[0]}
     for name, updates in (("diffusion", 40), ("autoencoder", 7)):
         recipe = out / f"{name}.yaml"
+        every = read_yaml(recipe)[0]["validation.image_logging_steps"]
+        assert usual[name].title.endswith(f", samples every {every}")
         recipe.write_text(recipe.read_text().replace(f"max_steps: {usual[name].updates}", f"max_steps: {updates}"))
         stages, lines = plan_pictures(pictures, out, 1)
         stage = next(one for one in stages if one.name == name)

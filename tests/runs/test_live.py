@@ -4,12 +4,14 @@ import inspect
 import io
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -379,6 +381,22 @@ def test_what_cannot_be_watched_is_one_line(run, words, line):
     words = [{"FOLDER": str(run / "samples"), "RUN": str(run)}.get(word, word) for word in words]
     with pytest.raises(ConfigError, match=re.escape(line)):
         run_command(["watch", *words])
+
+
+def test_the_first_training_of_a_quickstart_is_waited_for(run, tmp_path, monkeypatch, capsys):
+    """Its folder is there some half a minute before."""
+    place, looks = tmp_path / "quickstart", []
+    (place / ".done").mkdir(parents=True)
+
+    def sleep(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            shutil.copytree(run, place / "diffusion")
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(watch, "serve", lambda *args: None)
+    run_command(["watch", str(place)])
+    assert len(looks) == 3 and "waiting for it" in capsys.readouterr().err
 
 
 def shows(selector, words):

@@ -186,6 +186,19 @@ def test_the_machine_is_known_by_its_sums_and_its_cores(monkeypatch):
     assert slowness() == pytest.approx(2 * 2e-5 * 4400, rel=0.001)
 
 
+def test_a_busy_machine_is_looked_at_for_longer(monkeypatch):
+    """A burst of other work at the beginning is not what a training of minutes will have beside it."""
+    now = [0.0]
+
+    def tick() -> float:
+        now[0] += 0.1 if now[0] < 0.2 else 2e-4
+        return now[0]
+
+    monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=tick))
+    monkeypatch.setattr(stages_module, "count_usable_cores", lambda: 2)
+    assert slowness() == pytest.approx(2e-4 * 4400, rel=0.01) and now[0] > 2
+
+
 def test_an_update_takes_less_where_networks_compute_by_ppldms_operators(monkeypatch, tmp_path):
     found = []
     for has_them in (True, False):
