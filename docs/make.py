@@ -228,7 +228,12 @@ def study(results):
 
 
 MEASURED = {
-    **{"recipes-shapes-world": shapes_world, "train_step-12": train_step, "step_peers-amd": step_peers},
+    **{
+        "recipes-shapes-world": shapes_world,
+        "train_step-12": train_step,
+        "step_peers-amd": step_peers,
+        "step_peers-avx2": step_peers,
+    },
     "presets": preset_needs,
     **{
         made.__name__: made
