@@ -290,9 +290,11 @@ def preset_path(name: str) -> Path:
 
 
 # Bytes of a file's name that are not UTF-8 are lone surrogates in Python, which YAML does not take: characters of a
-# private plane stand for them there.
-_TO_YAML = {0xDC00 + byte: 0x10FE00 + byte for byte in range(0x80, 0x100)}
-_FROM_YAML = {there: here for here, there in _TO_YAML.items()}
+# private plane stand for them there, and one of these that is meant itself follows _ITSELF.
+_ITSELF, _BYTES = "\U0010fe7f", range(0x80, 0x100)
+_TO_YAML = {0xDC00 + byte: chr(0x10FE00 + byte) for byte in _BYTES}
+_TO_YAML |= {ord(one): _ITSELF + one for one in (_ITSELF, *_TO_YAML.values())}
+_FROM_YAML = re.compile("\U0010fe7f([\U0010fe7f-\U0010feff])|([\U0010fe80-\U0010feff])")
 
 
 def map_text(value, change: Callable[[str], str]):
@@ -316,7 +318,9 @@ OUT_OF_BOUNDS = (ValueError, KeyError, AttributeError, TypeError, RecursionError
 def readable(found):
     """The inverse of `for_yaml`. Raises one of OUT_OF_BOUNDS for a number that cannot be written again."""
     str(found)
-    return map_text(found, lambda text: text.translate(_FROM_YAML))
+    return map_text(
+        found, lambda text: _FROM_YAML.sub(lambda one: one[1] or chr(ord(one[2]) - 0x10FE00 + 0xDC00), text)
+    )
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -1,7 +1,7 @@
 """A recipe that is written and read again is the same."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from schema import read
 
@@ -13,6 +13,9 @@ TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc")), max_size=30).fi
 
 @given(TEXT, st.lists(TEXT, max_size=3), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
 @settings(max_examples=60, deadline=None)
+@example(
+    "\udc80\U0010fe7f\U0010fe80", ["\U0010fe7f", "\U0010feff\udcff"], 0.0, False
+)  # bytes, and what stands for them
 def test_what_is_written_is_read_again(tmp_path_factory, text, names, rate, flip):
     values = {
         "family": "ldm", "data.list": text, "data.size": 7, "data.kind": "area",
