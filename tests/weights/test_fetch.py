@@ -413,7 +413,7 @@ def test_the_command_fetches_what_it_said_before(hub, name):
     copied = json.loads(command(hub, name, "--offline", "--json", "--out", str(out)).stdout)
     assert copied == made | {"folder": str(out)} and not any(path.is_symlink() for path in out.rglob("*"))
     again = command(hub, name, "--offline", "--out", str(out))
-    assert again.returncode == 1 and "own is there already" in again.stderr
+    assert again.returncode == 2 and "own is there already" in again.stderr
 
 
 @pytest.mark.turn("a model is fetched by its name", 2)
