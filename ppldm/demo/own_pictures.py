@@ -25,10 +25,10 @@ from ..utils.errors import ConfigError
 from ..utils.files import make_output_dir, read_json, write_json, write_text
 from ..utils.finished import Piece, take_fingerprint
 from ..utils.pictures import caption_font
-from ..utils.stages import Stage, command, drawing_stages, train_command
+from ..utils.stages import DONE, Stage, command, drawing_stages, train_command
 from ..weights.folders import share_trained
 
-_RECORD = ".done/plan.json"
+_RECORD = f"{DONE}/plan.json"
 _TABLE, _PROMPTS, _AUTOENCODER, _DIFFUSION = "captions.csv", "prompts.txt", "autoencoder.yaml", "diffusion.yaml"
 _FILELIST = "data/custom.filelist.list"
 _KEPT_SIDES = 4  # pictures are made smaller once, to so many times the resolution: larger ones may be tried later
@@ -52,7 +52,7 @@ def plan_pictures(folder, out: Path, processes: int, write: bool = True, **wishe
         steps = last_value(file_layers(out / name), "run.max_steps") if name in kept else None
         chosen = replace(chosen, **{field: steps}) if isinstance(steps, int) and steps > 0 else chosen
     if write:
-        make_output_dir(out / ".done")
+        make_output_dir(out / DONE)
         new = {name: text for name, text in made.items() if name not in kept}
         for name, text in new.items():
             write_text(out / name, text)

@@ -28,6 +28,7 @@ from ..utils.errors import ConfigError
 from ..utils.files import local_path, write_text
 from ..utils.machine.resources import available_memory_bytes, count_usable_cores, usable_memory_bytes
 from ..utils.pictures import read_cells
+from ..utils.stages import DONE
 from ..utils.web.server import is_loopback, make_flask, render_page, serve
 from ..weights.folders import find_runs, runs_in
 from . import page as shown
@@ -60,7 +61,7 @@ def watch(
 
 def _wait_for_run(place: Path) -> None:
     """Until a run has begun in a folder in which a quickstart has. Raises ConfigError where neither is there."""
-    if (place / ".done").is_dir() and not find_runs(place):
+    if (place / DONE).is_dir() and not find_runs(place):
         sys.stderr.write(f"no training has begun in {place} yet; waiting for it, Ctrl-C ends this\n")
         while not find_runs(place):
             time.sleep(_LOOK_SECONDS)

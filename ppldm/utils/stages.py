@@ -22,7 +22,7 @@ from .errors import Interrupted, PpldmError
 from .machine.devices import installed_kind
 from .machine.resources import count_usable_cores, has_vectors
 
-BEFORE = ".before"
+BEFORE, DONE = ".before", ".done"  # folders in that of the stages
 _GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the sums do
 _START_SECONDS = 20.0  # of a stage, in which nothing is done of it
 _USUAL_SPEED, _USUAL_CORES = 4400, 2  # sums of _NUMBERS that such a core (Intel Xeon) makes in a second
@@ -106,8 +106,8 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
     and what it took. Raises what `run` raises, OutputError where another process holds the folder."""
     from .files import lock_folder, make_output_dir
 
-    make_output_dir(folder / ".done")
-    with lock_folder(folder / ".done"):
+    make_output_dir(folder / DONE)
+    with lock_folder(folder / DONE):
         records = {stage.name: _read(folder, stage) for stage in stages}
         report = []
         for number, stage in enumerate(stages, start=1):
@@ -268,7 +268,7 @@ def _set_aside(folder: Path, stages: list[Stage]) -> Path:
 
 
 def _record_path(folder: Path, stage: Stage) -> Path:
-    return folder / ".done" / f"{stage.name}.json"
+    return folder / DONE / f"{stage.name}.json"
 
 
 def _read(folder: Path, stage: Stage) -> Record | None:

@@ -33,7 +33,7 @@ class _Spread:
         self._numbers = (ctypes.c_double * len(numbers))(*numbers)
 
     def __call__(self, *addresses: int) -> None:
-        self._numbers[4 : 4 + self._width] = list(addresses)
+        self._numbers[0], self._numbers[4 : 4 + self._width] = 0, list(addresses)
         spread = kernel("spread")  # compiled by threads that get signals
         with shielded():
             spread.run(self._numbers)
@@ -106,8 +106,8 @@ def products(one: Strided, other: Strided, result: Strided, scale: float | None 
 
     def of_columns(count: int):
         """With so many columns in all tensors that have the result's."""
-        cut = {name for name, (shape, _) in named.items() if name != "src" and shape[3] > 1}
-        return of({name: _matrix(tensor, count if name in cut else None) for name, tensor in named.items()})
+        widths = {name: count if name != "src" and shape[3] > 1 else shape[3] for name, (shape, _) in named.items()}
+        return of({name: ((shape[2], widths[name]), strides[2:]) for name, (shape, strides) in named.items()})
 
     def offset(name: str, place: tuple[int, int], column: int) -> int:
         shape, strides = named[name]
@@ -122,12 +122,6 @@ def products(one: Strided, other: Strided, result: Strided, scale: float | None 
             for first, size in parts.items()
         ],
     )
-
-
-def _matrix(tensor: Strided, columns: int | None) -> Strided:
-    """One of its matrices, with so many columns, or all."""
-    (*_, rows, all_columns), strides = tensor
-    return (rows, columns or all_columns), strides[2:]
 
 
 def over_channels(x: tuple[int, ...], weight: Strided):
