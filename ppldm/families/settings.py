@@ -21,6 +21,7 @@ _loss = partial(option, section="model", identity=True)
 _optimizer = partial(option, section="optimizer")
 _drawn = partial(option, section="validation")
 _LOGIT_NORMAL = Needs("--timestep_sampling logit_normal", lambda given: given.timestep_sampling == "logit_normal")
+_BIASED = Needs("--timestep_sampling biased", lambda given: given.timestep_sampling == "biased")
 _MIN_SNR = Needs("--loss_weighting min_snr", lambda given: given.loss_weighting in (None, "min_snr"))
 _ADAPTERS = Needs("--lora_rank or --train_tokens", lambda given: given.trains_adapters)
 _SIZES = Needs("--size_conditioning", lambda given: given.size_conditioning)
@@ -88,9 +89,12 @@ class ObjectiveSettings:
     shift_base_resolution: Pixels | None = _loss(None)
     "The same by the resolution that the noise levels were made for: shift = --resolution / this."
     timestep_sampling: str = _loss("uniform", choices=("uniform", *names("levels", "logit_normal")))
-    "How often each noise level is drawn: all alike, or as the sigmoid of a normal number."
+    "How often each noise level is drawn: all alike, as the sigmoid of a normal number, or some more often."
     logit_mean: float = _loss(0.0, "Mean of that normal number; above 0 means more noise.", needs=_LOGIT_NORMAL)
     logit_std: Positive = _loss(1.0, "Its standard deviation.", needs=_LOGIT_NORMAL)
+    timestep_bias_from: Share = _loss(0.75, "The levels that biased prefers begin here, of 0 to 1.", needs=_BIASED)
+    timestep_bias_to: Share = _loss(1.0, "They end here; 1 is noise alone.", needs=_BIASED)
+    timestep_bias_multiplier: Positive = _loss(2.0, "How many times as often they are drawn.", needs=_BIASED)
     stratified_timesteps: bool = _loss(False)
     "Spread the noise levels of each update evenly, whatever ranks and micro-batches it is cut into."
     noise_offset: NotNegative = _loss(0.0, "Strength of a noise that is constant over each latent channel; 0 is none.")
@@ -119,6 +123,9 @@ class ObjectiveSettings:
         if self.rescale_betas_zero_snr and self.beta_schedule == "cosine":
             raise ConfigError("--beta_schedule cosine always keeps some signal; use squaredcos_cap_v2 with "
                               "--rescale_betas_zero_snr")  # fmt: skip
+        if self.timestep_bias_from >= self.timestep_bias_to:
+            raise ConfigError(f"--timestep_bias_from {self.timestep_bias_from:g} must be below --timestep_bias_to "
+                              f"{self.timestep_bias_to:g}")  # fmt: skip
         if self.timestep_shift and self.shift_base_resolution:
             raise ConfigError("--timestep_shift and --shift_base_resolution say the same; give one of them")
 

@@ -49,6 +49,11 @@ class Method:
         names of their own, which are not exported: those that are trained are saved and averaged."""
         return {}
 
+    def changed_noise(self, model, predict, latents, noise, level):
+        """The noise that a picture and its target are made of, in place of `noise`; predict: what the network says of
+        noisy latents at levels [B]."""
+        return noise
+
     def term(self, model, step: "Step"):
         """What is added to the loss, a float32 scalar that is a mean over samples; None: nothing."""
 

@@ -78,6 +78,8 @@ class DenoisingModel(Model):
         C, h, w] and the levels [B]. seen: of both, what counts, where that is not all. With `input_noise`, x_t is made
         with it and the target with `noise`: input perturbation, Ning et al. 2023 (arXiv:2301.11706). told: `Step`'s."""
         level = self.levels[timesteps]
+        for method in self.methods if self.training else ():
+            noise = method.changed_noise(self, predict, latents, noise, level)
         scales = self.process.scales(level.reshape([-1, 1, 1, 1]))
         noisy = add_noise(latents, noise, scales)
         shown = noisy if input_noise is None else add_noise(latents, input_noise, scales)

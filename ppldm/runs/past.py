@@ -40,6 +40,7 @@ from ..weights.model_file import TOKENIZER_FOLDER, read_model_file
 _DECIDING = (
     *("seed", "where", "data", "rows", "weights", "buckets", "bucket_group_size", "global_batch_size", "captions"),
     *("timestep_sampling", "logit_mean", "logit_std", "stratified_timesteps"),
+    *(f"timestep_bias_{name}" for name in ("from", "to", "multiplier")),
 )
 
 

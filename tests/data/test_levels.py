@@ -8,6 +8,7 @@ import pytest
 from ppldm.data.inputs import Level, Strata
 from ppldm.data.loader import BatchLoader
 from ppldm.data.order import Mix, StepSampler
+from ppldm.methods.levels.biased import Biased
 from ppldm.methods.levels.logit_normal import LogitNormal
 from ppldm.utils.processes.ranks import World
 from ppldm.utils.rng import Generators, Stream
@@ -46,6 +47,18 @@ def test_each_part_of_the_levels_has_one_sample_of_a_global_batch(batch):
         # In as many equal parts as samples, begun where the update's shift is.
         gaps = np.diff(np.sort(update), append=np.sort(update)[0] + 1000)
         assert len(update) == batch and abs(gaps - 1000 / batch).max() <= 1
+
+
+@pytest.mark.parametrize("first, last, factor", [(0.75, 1, 2), (0, 0.25, 0.1), (0.2, 0.7, 40), (0, 1, 3)])
+def test_biased_levels_are_so_many_times_as_often(first, last, factor):
+    """As diffusers weighs 1,000 timesteps: `factor` from the first to the last, 1 elsewhere, divided by the sum."""
+    levels = np.floor(Biased(first, last, factor)((np.arange(10**6) + 0.5) / 10**6) * 1000)
+    weights = np.ones(1000)
+    weights[round(first * 1000) : round(last * 1000)] = factor
+    often = np.bincount(levels.astype(int), minlength=1000) / 1000
+    assert often == pytest.approx(weights / weights.mean(), abs=0.002)
+    assert levels.min() == 0 and levels.max() == 999
+    assert np.nextafter(1.0, 0.0) >= Biased(first, last, factor)(np.array([np.nextafter(1.0, 0.0)])) > 0.99
 
 
 @pytest.mark.parametrize("logit", [None, (0.0, 1.0)])

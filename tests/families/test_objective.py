@@ -7,6 +7,7 @@ from tiny_model import make_batch, make_model
 
 from ppldm.data.inputs import Level
 from ppldm.families.ldm import LdmConfig
+from ppldm.methods.levels.biased import Biased
 from ppldm.methods.levels.logit_normal import LogitNormal
 from ppldm.methods.weights.adaptive import Adaptive
 from ppldm.methods.weights.min_snr import MinSNR
@@ -39,6 +40,10 @@ def test_weights_of_settings(settings, weighting):
     [
         ({}, Level(Stream.TIMESTEP, 1000)),
         ({"timestep_sampling": "logit_normal", "logit_mean": 0.5}, Level(Stream.TIMESTEP, 1000, LogitNormal(0.5, 1.0))),
+        (
+            {"timestep_sampling": "biased", "timestep_bias_from": 0.5},
+            Level(Stream.TIMESTEP, 1000, Biased(0.5, 1.0, 2.0)),
+        ),
         ({"stratified_timesteps": True}, Level(Stream.TIMESTEP, 1000, None, True)),
     ],
 )
@@ -60,6 +65,7 @@ def test_a_schedule_is_chosen_or_that_of_the_model_to_start_from():
     [
         ({"prediction_type": "flow", "beta_schedule": "linear"}, "--beta_schedule is not for --prediction_type flow"),
         ({"prediction_type": "flow", "rescale_betas_zero_snr": True}, "--rescale_betas_zero_snr is not for"),
+        ({"timestep_sampling": "biased", "timestep_bias_to": 0.75}, "--timestep_bias_from 0.75 must be below"),
         ({"timestep_shift": 2.0, "shift_base_resolution": 64}, "--timestep_shift and --shift_base_resolution say"),
         ({"beta_schedule": "cosine", "rescale_betas_zero_snr": True, "prediction_type": "sample"}, "always keeps some"),
         ({"rescale_betas_zero_snr": True}, "add --prediction_type v_prediction"),

@@ -60,7 +60,7 @@ def test_a_file_in_its_folder_is_all_that_a_setting_needs(tmp_path):
     write(tmp_path / "ppldm/methods")
     said = subprocess.run([sys.executable, "-c", ASKED], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)},
                           capture_output=True, text=True)  # fmt: skip
-    known = [("none", "min_snr", "p2", "adaptive", "ramp"), ("uniform", "logit_normal", "late")]
+    known = [("none", "min_snr", "p2", "adaptive", "ramp"), ("uniform", "logit_normal", "biased", "late")]
     assert said.stdout.strip() == f"{known[0]} {known[1]} Ramp(power=2.0, p2_k=1.0) Late()", said.stderr
 
 
