@@ -40,14 +40,16 @@ class Dinov2(nn.Layer):
     def features(self, pixel_values):
         """Of pictures, uint8 [N, 3, H, W] of 16 pixels a side and more, float32 [N, width, H / 16, W / 16], rounded
         down: the tokens of their patches, behind the last norm."""
-        size = [side // _SIDE * self.config["patch"] for side in pixel_values.shape[2:]]
         with paddle.amp.auto_cast(enable=False):
-            pictures = F.interpolate(pixel_values.astype("float32") / 255.0, size, mode="bicubic")
-            mean, std = (paddle.to_tensor(values).reshape([1, 3, 1, 1]) for values in (_MEAN, _STD))
-            patches = self.tokens((pictures - mean) / std)[:, 1 + self.num_registers :]
-        return patches.transpose([0, 2, 1]).reshape(
-            [len(patches), -1, *(side // _SIDE for side in pixel_values.shape[2:])]
-        )
+            return self.patches(pixel_values.astype("float32") / 255.0)
+
+    def patches(self, pictures):
+        """The same of float32 in 0 .. 1, with gradients."""
+        sides = [side // _SIDE for side in pictures.shape[2:]]
+        pictures = F.interpolate(pictures, [side * self.config["patch"] for side in sides], mode="bicubic")
+        mean, std = (paddle.to_tensor(values).reshape([1, 3, 1, 1]) for values in (_MEAN, _STD))
+        tokens = self.tokens((pictures - mean) / std)[:, 1 + self.num_registers :]
+        return tokens.transpose([0, 2, 1]).reshape([len(tokens), -1, *sides])
 
     def tokens(self, pictures):
         """[N, T, width]: the class, registers, and patches row by row."""

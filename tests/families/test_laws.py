@@ -121,7 +121,8 @@ def flags(tiny, name, folder, **changes) -> list[str]:
         },
         "uvit": {
             **{"unet_config_file": None, "transformer_config_file": tiny.config("uvit"), "train_text_encoder": True},
-            **{"methods": ("tread",), "use_ema": True, "loss_weighting": "adaptive"},
+            **{"use_ema": True, "loss_weighting": "adaptive"},
+            "methods": ("tread", f"perceptual:until=1,lpips={write_lpips(tiny.folder)}"),
         },
         "dit": {
             **{"unet_config_file": None, "transformer_config_file": tiny.config("dit"), "patch_masking": 0.25},
