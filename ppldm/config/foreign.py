@@ -9,22 +9,25 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 
 from ..utils.errors import ConfigError
-from ..utils.files import check_address, is_address, write_text
+from ..utils.files import check_address, is_address, read_given_text, write_text
 from ..utils.text import did_you_mean
 from .load import Setting, read_yaml, tree_of
 from .recipe import write_settings
 from .training import OPTIMIZERS
 
 _Out = Annotated[str, {"opt": True, "required": True}]
-_MOST_PARTS = 1_000_000
 _PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
+
+# By the class of open-diffusion's data sets, what filelists call it; and how its files end.
+_FORMATS = {**dict.fromkeys(("WebDataset", "ClassificationWebDataset"), "webdataset"),
+            **dict.fromkeys(("parquet", "ParquetDataset"), "parquet")}  # fmt: skip
+_SUFFIXES = {"webdataset": "tar", "parquet": "parquet"}
 
 # By the class of a filter of control images: ours, and of its parameters the names here.
 _FILTERS = {
@@ -40,33 +43,17 @@ class NoCounterpart(Exception):
     """A value that cannot be translated; its text is the reason."""
 
 
-def expand_braces(text: str) -> list[str]:
-    """The paths of a pattern such as a/{000..012}.tar, as WebDataset writes them, and of {a,b}."""
-    found = re.search(r"\{([^{}]*)\}", text)
-    if not found:
-        return [text]
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", found.group(1))
-    if span:
-        first, last = span.groups()
-        if int(last) - int(first) >= _MOST_PARTS:
-            raise NoCounterpart(f"{text} names more than {_MOST_PARTS:,} files; write the filelist yourself")
-        middle = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    else:
-        middle = found.group(1).split(",")
-    head, tail = text[: found.start()], text[found.end() :]
-    return [f"{head}{one}{rest}" for one in middle for rest in expand_braces(tail)]
-
-
-def places_of(text: str) -> list[str]:
-    """The lines of a filelist that mean the same. A pipe that only copies is its address, a store's folder its tars."""
+def place_of(text: str, format: str) -> str:
+    """The line of a filelist that means the same, braces and all. A pipe that only copies is its address, a folder of
+    a store its files of this format."""
     copied = _PIPE.fullmatch(text.strip())
     place = copied["address"] if copied else text
     if is_address(place):
-        return [check_address(one if "." in one.rpartition("/")[2] else f"{one.rstrip('/')}/**/*.tar")
-                for one in expand_braces(place)]  # fmt: skip
+        named = "." in re.sub(r"\{\d+\.\.\d+\}", "", place).rpartition("/")[2]
+        return check_address(place if named else f"{place.rstrip('/')}/**/*.{_SUFFIXES[format]}")
     if place.startswith("pipe:") or "://" in place.replace("file://", ""):
         raise NoCounterpart(f"{place} cannot be read here: mount it or copy it, and write a filelist of the parts")
-    return [str(Path(one).absolute()) for one in expand_braces(re.sub("^file:(//)?", "", place))]
+    return str(Path(re.sub("^file:(//)?", "", place)).absolute())
 
 
 def control_filter(config: dict) -> str:
@@ -207,11 +194,45 @@ def _flatten(tree: dict, table: dict, above: str = "") -> dict[str, object]:
     return found
 
 
-def _parts(value, source: Source) -> str:
-    places = chain.from_iterable(map(places_of, map(str, value if isinstance(value, list) else [value])))
-    name = f"{source.stem}.filelist"
-    source.files[name] = "".join(f"{place}\n" for place in places)
-    return name
+def _parts(_value, source: Source) -> str:
+    """A filelist and the list of it that says its format, from the keys of theirs that say something of it."""
+    value = source.first("dataset.params.path", "webdataset_path", default="???")
+    classes = source.first("dataset.params.idx_to_prompt", "dataset.params.class_mapping")
+    if "???" in (value, classes):
+        return "???"
+    places = _listed(value)
+    endings = {suffix: format for format, suffix in _SUFFIXES.items()}
+    said = _FORMATS.get(str(source.first("dataset.type")), "webdataset")
+    format = endings.get(places[-1].rpartition(".")[2], said)
+    name, options = f"{source.stem}.filelist", f"format={format}"
+    lines = [f"{place_of(one, format)}\n" for one in places]
+    if isinstance(classes, dict):
+        source.files[f"{source.stem}.classes.json"] = json.dumps(classes, indent=2, ensure_ascii=False) + "\n"
+        classes = f"{source.stem}.classes.json"
+    if classes:
+        options += f" idx_to_prompt={Path(classes).absolute()}"
+        if len(options.split()) > 2:
+            raise NoCounterpart(f"{classes}: a list of filelists takes no path with a space in it; move the file")
+    source.files[name], source.files[f"{name}.list"] = "".join(lines), f"{Path(name).name} {options}\n"
+    return f"{name}.list"
+
+
+def _listed(value) -> list[str]:
+    """Places; of a YAML file those that it lists, as Stable Cascade's trainer reads one."""
+    if str(value).strip().endswith((".yml", ".yaml")):
+        try:
+            value = yaml.safe_load(read_given_text(value.strip()))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise NoCounterpart(f"{value} cannot be read ({error}); it should list paths") from error
+    if not value or not isinstance(value, str | list):
+        raise NoCounterpart(f"{value} names no paths; write them")
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _format(value, _source: Source) -> dict:
+    if value not in _FORMATS:
+        raise NoCounterpart(f"the data set {value} is not known; there are {', '.join(_FORMATS)}")
+    return {}  # `_parts` has it
 
 
 def _schedule(value, _source: Source) -> str:
@@ -289,6 +310,7 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "cascade folder": _folder("checkpoint_path", "experiment_id"),
     "filter": lambda _, source: control_filter(source.values),
     "filters": lambda value, _: json.dumps(value, ensure_ascii=False),
+    "format": _format,
     "learning rate": lambda value, source: source.first("lr_scheduler.params.learning_rate", default=value),
     "newest": lambda value, _: 1 if value else None,
     "optimizer": _optimizer,

@@ -1,14 +1,23 @@
 """Config files of open-diffusion and Stable Cascade: every key of theirs is translated or has a reason."""
 
+import io
+import tarfile
+from contextlib import closing
+
 import pytest
+from formats import WRITERS, add_member
+from PIL import Image
 
 from ppldm.cli.main import run
 from ppldm.config.data import DataOptions
-from ppldm.config.foreign import SYSTEMS, UNSAID, Source, expand_braces, translate_file
+from ppldm.config.foreign import SYSTEMS, UNSAID, Source, translate_file
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions
 from ppldm.data.control import make_filter
+from ppldm.data.filelist import read_sources
+from ppldm.data.formats.open import open_part
+from ppldm.data.formats.row import Row
 from ppldm.utils.errors import ConfigError
 
 OPEN_DIFFUSION = """
@@ -91,19 +100,18 @@ def test_open_diffusion(tmp_path):
         "optimizer.ema_decay": 0.995,
         "compute.bf16": True,
         "compute.recompute": True,
-        "data.file_list": "mine.filelist",
+        "data.file_list": "mine.filelist.list",
         "data.where": '{"pwatermark": "<=0.5"}',
         "data.resolution": 512,
         "optimizer.lr_scheduler_type": "cosine",
         "optimizer.warmup_steps": 500,
     }
-    assert [line.rpartition("/")[2] for line in found.files["mine.filelist"].split()] == [
-        "008.tar", "009.tar", "010.tar", "011.tar"
-    ]  # fmt: skip
+    assert found.files["mine.filelist"].endswith("/parts/{008..011}.tar\n")  # a filelist has braces too
+    assert found.files["mine.filelist.list"] == "mine.filelist format=webdataset\n"
     assert '"block_out_channels"' in found.files["mine.unet.json"]
     assert set(found.left_out) == {
         "wandb.entity", "system.dist_url", "distributed.dist_url", "experiment.requeue",
-        "model.unet.target", "dataset.type",
+        "model.unet.target",
     }  # fmt: skip
     assert "very-secret" not in str(found)
 
@@ -221,36 +229,70 @@ def test_filters_are_conditions_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, paths",
-    [
-        ("a.tar", ["a.tar"]),
-        ("{08..10}.tar", ["08.tar", "09.tar", "10.tar"]),
-        ("{a,b}/{0..1}", ["a/0", "a/1", "b/0", "b/1"]),
-    ],
-)
-def test_braces(text, paths):
-    assert expand_braces(text) == paths
-
-
-@pytest.mark.parametrize(
     "text, lines",
     [
-        ("pipe:aws s3 cp s3://a/{08..09}.tar -", ["s3://a/08.tar", "s3://a/09.tar"]),
+        ("pipe:aws s3 cp s3://a/{08..09}.tar -", ["s3://a/{08..09}.tar"]),
         ("pipe:curl -s -L https://host/a.tar", ["https://host/a.tar"]),
         ("s3://a/set", ["s3://a/set/**/*.tar"]),
-        ("file:/x/{0..1}.tar", ["/x/0.tar", "/x/1.tar"]),
+        ("s3://a/{0..3}", ["s3://a/{0..3}/**/*.tar"]),
+        ("file:/x/{0..1}.tar", ["/x/{0..1}.tar"]),
     ],
 )
 def test_places_in_stores_are_lines_of_the_filelist(tmp_path, text, lines):
     found = translate(tmp_path, f"lr: 1\nwebdataset_path: ['{text}']")
-    assert found.files[found.settings["data.file_list"][0]].splitlines() == lines
+    assert found.files["mine.filelist"].splitlines() == lines
+
+
+OF_THEIRS = "dataset: {type: %s, params: {path: '%s'%s}}"
+
+
+@pytest.mark.parametrize(
+    "config, format, suffix, caption",
+    [
+        ("webdataset_path: 'file:PLACE'", "webdataset", ".tar", "a cat"),
+        ("webdataset_path: ['PLACE']", "webdataset", ".tar", "a cat"),
+        ("webdataset_path: list.yml", "webdataset", ".tar", "a cat"),
+        (OF_THEIRS % ("WebDataset", "PLACE", ""), "webdataset", ".tar", "a cat"),
+        (OF_THEIRS % ("parquet", "PLACE", ""), "parquet", ".parquet", "a cat"),
+        (OF_THEIRS % ("parquet", "PLACE", ""), "parquet", "", "a cat"),
+        (OF_THEIRS % ("ClassificationWebDataset", "PLACE", ", idx_to_prompt: c.json"), "webdataset", ".tar", "tench"),
+        (OF_THEIRS % ("ClassificationWebDataset", "PLACE", ", class_mapping: {'0': tench}"), "webdataset", "", "tench"),
+    ],
+)  # fmt: skip
+def test_the_rows_of_what_is_imported_are_read(tmp_path, monkeypatch, config, format, suffix, caption):
+    """Through the list that the command writes, from another folder."""
+    names = [tmp_path / f"x_{number}{suffix}" for number in (0, 1)]
+    Image.new("RGB", (20, 18)).save(picture := io.BytesIO(), "PNG")
+    for name in names:
+        WRITERS[format](name, [Row("a cat", picture.getvalue(), {"key": "0"})])
+        if caption != "a cat":
+            with tarfile.open(name, "w") as tar:
+                add_member(tar, "0.png", picture.getvalue())
+                add_member(tar, "0.cls", b"0")
+    place = tmp_path / f"x_{{0..1}}{suffix}"
+    (tmp_path / "c.json").write_text('{"0": "tench"}')
+    (tmp_path / "list.yml").write_text(f"- {names[0]}\n- file:{names[1]}\n")
+    (tmp_path / "theirs.yaml").write_text("lr: 1\n" * ("webd" in config) + config.replace("PLACE", str(place)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    run(["config", "import", "theirs.yaml", "--out", "mine/it.yaml"])
+    (layer,) = file_layers("mine/it.yaml")
+    (source,) = read_sources(layer.values["data.file_list"])
+    assert source.format == format and list(source.parts) == names
+    for part in source.parts:
+        with closing(open_part(part, source)) as rows:
+            assert [rows.read(number).caption for number in range(len(rows))] == [caption]
 
 
 def test_places_elsewhere_are_left_to_the_user(tmp_path):
     found = translate(tmp_path, "lr: 1\nwebdataset_path: ['ftp://a/b', 'file:/x.tar']")
     assert found.settings["data.file_list"][0] == "???" and "ftp://a/b" in found.left_out["webdataset_path"]
-    found = translate(tmp_path, "lr: 1\nwebdataset_path: '{0..99999999}.tar'")
-    assert "more than 1,000,000 files" in found.left_out["webdataset_path"]
+    found = translate(tmp_path, "lr: 1\nwebdataset_path: gone.yml")
+    assert (
+        found.settings["data.file_list"][0] == "???" and "gone.yml cannot be read" in found.left_out["webdataset_path"]
+    )
+    text = OF_THEIRS % ("WebDataset", "x.tar", ", idx_to_prompt: a b.json")
+    assert "takes no path with a space" in translate(tmp_path, text).left_out["dataset.params.path"]
     assert translate(tmp_path, "lr: 1\nupdate: 3").left_out["update"].endswith("did you mean updates?")
 
 
