@@ -29,12 +29,14 @@ _FORMATS = {**dict.fromkeys(("WebDataset", "ClassificationWebDataset"), "webdata
             **dict.fromkeys(("parquet", "ParquetDataset"), "parquet")}  # fmt: skip
 _SUFFIXES = {"webdataset": "tar", "parquet": "parquet"}
 
-# By the class of a filter of control images: ours, and of its parameters the names here.
-_FILTERS = {
-    "CannyFilter": ("canny", {"resize": ("resize",)}),
-    **dict.fromkeys(("SRFilter", "SREffnetFilter"), ("super-resolution", {"scale_factor": ("scale",)})),
+# By the class of a filter of control images: ours, of its parameters the names here, and its defaults.
+_SMALLER = {"scale_factor": ("scale",)}
+_FILTERS: dict[str, tuple[str, dict, dict]] = {
+    "CannyFilter": ("canny", {"resize": ("resize",)}, {}),
+    "SRFilter": ("super-resolution", _SMALLER, {"scale_factor": 0.25}),
+    "SREffnetFilter": ("super-resolution", _SMALLER, {"scale_factor": 0.5}),
     "InpaintFilter": (
-        "inpainting", {"thresold": ("threshold_low", "threshold_high"), "p_outpaint": ("p_outpaint",)}
+        "inpainting", {"thresold": ("threshold_low", "threshold_high"), "p_outpaint": ("p_outpaint",)}, {}
     ),
 }  # fmt: skip
 
@@ -59,12 +61,12 @@ def place_of(text: str, format: str) -> str:
 def control_filter(config: dict) -> str:
     """What `--control` means the same as the filter in a config of Stable Cascade's trainer. Raises NoCounterpart."""
     name, given = config.get("controlnet_filter"), config.get("controlnet_filter_params") or {}
-    ours, names = _FILTERS.get(name, (None, {}))
+    ours, names, unsaid = _FILTERS.get(name, (None, {}, {}))
     if ours is None or given.keys() - names.keys():
         shown = ", ".join([str(name), *sorted(given.keys() - names.keys())])
         raise NoCounterpart(f"{shown} is not a filter here; make one of your own: model.control package.module:Class")
-    values = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
-    pairs = [pair for key in given for pair in zip(names[key], values[key], strict=False)]
+    values = {key: value if isinstance(value, list) else [value] for key, value in (unsaid | given).items()}
+    pairs = [pair for key in values for pair in zip(names[key], values[key], strict=False)]
     return ",".join([ours, *(f"{key}={value}" for key, value in pairs)])
 
 
