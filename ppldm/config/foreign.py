@@ -318,6 +318,7 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "optimizer": _optimizer,
     "parts": _parts,
     "precision": _precision,
+    "prompts": lambda value, source: ([value], source.first("experiment.save_every", default=1000)),
     "rank": lambda value, _: (value, 1),
     "ratios": lambda value, _: ("ratios", [str(ratio) for ratio in value], True, False),
     "reporters": lambda *_: ["visualdl", "wandb"],

@@ -154,6 +154,18 @@ def test_what_no_key_says_is_as_their_code_does_it(tmp_path):
     assert translate(tmp_path, "system: {workers: 1}").settings["run.save_steps"][0] == 1000
 
 
+def test_prompts_to_draw_are_those_of_their_file(tmp_path):
+    from ppldm.training.prepare import read_validation_prompts
+
+    (tmp_path / "uid_caption.csv").write_text("uid,caption\n1,a cat\n2,\"a dog, black\"\n")
+    text = f"eval_caption_file: {tmp_path}/uid_caption.csv, num_eval_images: 2, save_every: 300"
+    found = translate(tmp_path, f"experiment: {{{text}}}")
+    settings = {key: value for key, (value, _) in found.settings.items()}
+    assert read_validation_prompts(settings["validation.validation_prompts"]) == ["a cat", "a dog, black"]
+    assert settings["validation.image_logging_steps"] == settings["run.save_steps"] == 300
+    assert set(found.left_out) == {"experiment.num_eval_images"}
+
+
 def test_stages_are_known_by_their_versions(tmp_path):
     for text, name in (
         ("model_version: 700M", "stabilityai/stable-cascade/decoder_lite"),
