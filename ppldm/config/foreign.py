@@ -6,6 +6,7 @@ why there are none; and what their code does unasked. The site shows these table
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ def config(
         write_text(Path(name), text)
     write_text(target, f"# Made from {file}, a config of {found.system}.\n" + write_settings(settings, origins=True))
     lines = [f"{target}: {len(settings)} settings", *(f"beside it: {name}" for name in found.files)]
-    lines += ["without a counterpart:"] if found.left_out else []
+    lines += ["without a counterpart, or by hand:"] if found.left_out else []
     lines += [f"  {key}: {reason}" for key, reason in found.left_out.items()]
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -132,7 +133,8 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class Translation:
-    """A recipe's settings by key, each with the key that it was, and the keys without counterpart with the reason."""
+    """A recipe's settings by key, each with the key that it was, and the keys without counterpart with the reason, or
+    with what else to do."""
 
     system: str
     settings: dict[str, tuple[object, str]]
@@ -158,6 +160,8 @@ def translate_file(path: Path, num_devices: int, stem: str) -> Translation:
         except NoCounterpart as reason:
             left_out[key] = str(reason)
             settings |= dict.fromkeys(table[key].keys[:1], ("???", key))  # there is a key, but not for this value
+        if key in ("experiment.project", "wandb_project") and value not in (None, "???"):
+            left_out[key] = f"for wandb, export WANDB_PROJECT={shlex.quote(str(value))}"
     return Translation(system, settings, left_out, source.files)
 
 

@@ -128,7 +128,8 @@ def test_stable_cascade(tmp_path):
     # A value that has no counterpart, of a key that has one, is to be filled in.
     assert settings["compute.bf16"] == "???" and "float64 is not a precision" in found.left_out["dtype"]
     assert settings["data.buckets"] == "ratios" and settings["data.bucket_ratios"] == ["1/1", "1/2"]
-    assert set(found.left_out) == {"output_path", "dtype", "lora_checkpoint_path"}
+    assert set(found.left_out) == {"output_path", "dtype", "lora_checkpoint_path", "wandb_project"}
+    assert found.left_out["wandb_project"] == "for wandb, export WANDB_PROJECT=StableCascade"
     assert settings["data.bucket_upscale"] and not settings["data.smart_crop"]
     own = {
         "family": "cascade_prior",
@@ -164,6 +165,12 @@ def test_prompts_to_draw_are_those_of_their_file(tmp_path):
     assert read_validation_prompts(settings["validation.validation_prompts"]) == ["a cat", "a dog, black"]
     assert settings["validation.image_logging_steps"] == settings["run.save_steps"] == 300
     assert set(found.left_out) == {"experiment.num_eval_images"}
+
+
+def test_a_project_is_a_folder_and_a_variable(tmp_path):
+    found = translate(tmp_path, "experiment: {log_dir: logs, project: my pictures, name: first}")
+    assert found.settings["run.output_dir"][0] == "logs/my pictures/first"
+    assert found.left_out == {"experiment.project": "for wandb, export WANDB_PROJECT='my pictures'"}
 
 
 def test_stages_are_known_by_their_versions(tmp_path):
