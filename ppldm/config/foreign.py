@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import yaml
 
 from ..utils.errors import ConfigError
-from ..utils.files import check_address, is_address, read_given_text, write_text
+from ..utils.files import check_address, is_address, read_given_text, read_json_object, write_text
 from ..utils.text import did_you_mean
 from .load import Setting, read_yaml, tree_of
 from .recipe import write_settings
@@ -24,6 +24,11 @@ from .training import OPTIMIZERS
 
 _Out = Annotated[str, {"opt": True, "required": True}]
 _PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
+
+# What diffusers' DDPMScheduler has where its settings do not say it, and what must be among these.
+_DDPM = {"num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear",
+         "prediction_type": "epsilon", "rescale_betas_zero_snr": False}  # fmt: skip
+_BETAS = {"num_train_timesteps": 1000, "beta_start": 0.00085, "beta_end": 0.012}
 
 # By the class of open-diffusion's data sets, what filelists call it; and how its files end.
 _FORMATS = {**dict.fromkeys(("WebDataset", "ClassificationWebDataset"), "webdataset"),
@@ -276,6 +281,24 @@ def _unet(value, source: Source) -> str:
     return name
 
 
+def _noise_schedule(value, _source: Source) -> tuple:
+    """What is predicted, the betas and whether they end in pure noise, of settings as diffusers has them."""
+    settings = value
+    if not isinstance(value, dict):
+        places = [Path(str(value), folder, "scheduler_config.json") for folder in ("", "scheduler")]
+        path = next((one for one in places if one.is_file()), None)
+        if path is None:
+            raise NoCounterpart(
+                f"no scheduler_config.json is in {value} here, so it was not read: say whether the model predicts "
+                "epsilon or v_prediction; betas are the published ones unless model.beta_schedule says otherwise"
+            )
+        settings = read_json_object(path, ConfigError)
+    settings = _DDPM | settings
+    if other := {key: settings[key] for key, value in _BETAS.items() if settings[key] != value}:
+        raise NoCounterpart(f"only the published betas are trained with, and this schedule has {other}")
+    return tuple(settings[key] for key in ("prediction_type", "beta_schedule", "rescale_betas_zero_snr"))
+
+
 def _share_of_batch(value, source: Source) -> int:
     parts = source.num_devices * int(source.first("grad_accum_steps", default=1))
     if not isinstance(value, int) or value % parts:
@@ -319,6 +342,7 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "format": _format,
     "learning rate": lambda value, source: source.first("lr_scheduler.params.learning_rate", default=value),
     "newest": lambda value, _: 1 if value else None,
+    "noise schedule": _noise_schedule,
     "optimizer": _optimizer,
     "parts": _parts,
     "precision": _precision,

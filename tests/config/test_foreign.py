@@ -1,6 +1,7 @@
 """Config files of open-diffusion and Stable Cascade: every key of theirs is translated or has a reason."""
 
 import io
+import json
 import tarfile
 from contextlib import closing
 
@@ -158,7 +159,7 @@ def test_what_no_key_says_is_as_their_code_does_it(tmp_path):
 def test_prompts_to_draw_are_those_of_their_file(tmp_path):
     from ppldm.training.prepare import read_validation_prompts
 
-    (tmp_path / "uid_caption.csv").write_text("uid,caption\n1,a cat\n2,\"a dog, black\"\n")
+    (tmp_path / "uid_caption.csv").write_text('uid,caption\n1,a cat\n2,"a dog, black"\n')
     text = f"eval_caption_file: {tmp_path}/uid_caption.csv, num_eval_images: 2, save_every: 300"
     found = translate(tmp_path, f"experiment: {{{text}}}")
     settings = {key: value for key, (value, _) in found.settings.items()}
@@ -171,6 +172,28 @@ def test_a_project_is_a_folder_and_a_variable(tmp_path):
     found = translate(tmp_path, "experiment: {log_dir: logs, project: my pictures, name: first}")
     assert found.settings["run.output_dir"][0] == "logs/my pictures/first"
     assert found.left_out == {"experiment.project": "for wandb, export WANDB_PROJECT='my pictures'"}
+
+
+@pytest.mark.parametrize("key", ["scheduler", "noise_scheduler_training"])
+@pytest.mark.parametrize("folder", ["", "scheduler", None])
+def test_a_schedule_that_is_here_is_read(tmp_path, key, folder):
+    """Of a folder, a pipeline, or what is written in the config itself."""
+    stated = {"beta_schedule": "scaled_linear", "prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
+    whole = stated | {"beta_start": 0.00085, "beta_end": 0.012}
+    value = json.dumps({"params": whole} if folder is None else {"pretrained": str(tmp_path / "sd")})
+    if folder is not None:
+        (tmp_path / "sd" / folder).mkdir(parents=True)
+        (tmp_path / "sd" / folder / "scheduler_config.json").write_text(json.dumps(whole))
+    settings = translate(tmp_path, f"model: {{{key}: {value}}}").settings
+    assert {name: settings[f"model.{name}"][0] for name in stated} == stated
+
+
+def test_a_schedule_that_is_not_here_is_to_be_said(tmp_path):
+    found = translate(tmp_path, "model: {scheduler: {pretrained: stabilityai/stable-diffusion-2}}")
+    assert found.settings["model.prediction_type"][0] == "???"
+    assert "so it was not read: say whether" in found.left_out["model.scheduler.pretrained"]
+    found = translate(tmp_path, "model: {scheduler: {params: {beta_end: 0.012}}}")
+    assert "this schedule has {'beta_start': 0.0001}" in found.left_out["model.scheduler.params"]
 
 
 def test_stages_are_known_by_their_versions(tmp_path):
