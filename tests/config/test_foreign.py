@@ -204,7 +204,8 @@ def test_stages_are_known_by_their_versions(tmp_path):
         settings = translate(tmp_path, f"lr: 1\n{text}").settings
         assert settings["family"][0] == "cascade_decoder" and settings["model.decoder_name_or_path"][0] == name
         assert settings["model.vqgan_name_or_path"][0] == "stabilityai/stable-cascade"
-    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B").left_out
+    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B\nuse_8bit_adam: true").left_out
+    assert left_out["use_8bit_adam"].startswith("Paddle has no 8-bit Adam")
     assert "model_version 9B is not built here" in left_out["model_version"]
 
 
