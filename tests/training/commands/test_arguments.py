@@ -247,6 +247,7 @@ def test_the_loops_logging_dir_is_inside_its_output_dir_and_the_trainers_where_i
         ("--max_grad_norm nan", "--max_grad_norm nan must be a number"),
         ("--num_train_epochs inf", "--num_train_epochs inf must be above 0"),
         ("--fp16 --scale_loss 0", "--scale_loss 0.0 must be above 0"),
+        ("--lr_scheduler piecewise_constant", "piecewise_constant with --lr_steps None: write factors"),
         ("--bf16 maybe", "--bf16 maybe must be true or false"),
         ("--logging_steps 0", "--logging_steps 0 must be above 0"),
         ("--save_total_limit -1", "--save_total_limit -1 must be 0 or more"),
@@ -284,6 +285,8 @@ def test_wrong_flags_are_named(flags, message):
         ("--scale_loss 1024 --bf16", "--scale_loss does nothing without --fp16"),
         ("--fp16_opt_level O2", "--fp16_opt_level does nothing without --bf16 or --fp16"),
         ("--num_cycles 2", "--num_cycles does nothing without --lr_scheduler_type cosine"),
+        ("--min_lr 1e-6 --lr_scheduler polynomial", "--min_lr does nothing without --lr_scheduler_type cosine"),
+        ("--lr_steps 1:9,0 --lr_scheduler cosine", "--lr_steps does nothing without --lr_scheduler_type piecewise_c"),
         ("--lr_end 1e-6 --lr_scheduler cosine", "--lr_end does nothing without --lr_scheduler_type polynomial"),
         ("--ema_decay 0.9", "--ema_decay does nothing without --use_ema"),
         (
