@@ -113,7 +113,7 @@ class TrainingOptions:
     use_async_save: bool = _run(False)
     "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
 
-    learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.")
+    learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", also=("lr",))
     scale_lr: bool = _optimizer(False)
     "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
     lr_batch_size: Samples = _optimizer(1, "With --scale_lr: the batch size that the learning rates are meant for.")
