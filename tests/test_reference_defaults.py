@@ -87,6 +87,12 @@ STATED = [
                                          "run.backup_every": 1000, "run.max_steps": 10000}),
     ("002", "preset", "cascade-c-controlnet", {"model.controlnet_blocks": [0, 4, 8, 12, 51, 55, 59, 63],
                                                "run.max_steps": 10000, "run.backup_every": 2000}),
+    ("002", "preset", "cascade-c-controlnet-inpainting", {"model.noise_offset": 0.1, "run.max_steps": 10000,
+                                                          "run.backup_every": 2000, "model.control": "inpainting",
+                                                          "model.controlnet_bottleneck": "effnet"}),
+    ("002", "preset", "cascade-c-controlnet-super-resolution", {
+        "model.noise_offset": 0.1, "run.max_steps": 30000, "run.backup_every": 5000,
+        "model.control": "super-resolution,scale=0.5", "model.controlnet_bottleneck": "large"}),
     ("002", "class", "data.control:Canny", {"low": 100, "high": 200, "resize": 224}),
     ("002", "class", "data.control:Inpainting", {"threshold_low": 0.04, "threshold_high": 0.4, "p_outpaint": 0.4}),
     ("002", "class", "methods.averages.ema_interval:IntervalDecay", {"start_iters": 5000, "iters": 100, "beta": 0.9}),

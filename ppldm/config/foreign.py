@@ -6,32 +6,43 @@ why there are none; and what their code does unasked. The site shows these table
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
 
 from ..utils.errors import ConfigError
-from ..utils.files import check_address, is_address, write_text
+from ..utils.files import check_address, is_address, read_given_text, read_json_object, write_text
 from ..utils.text import did_you_mean
 from .load import Setting, read_yaml, tree_of
 from .recipe import write_settings
 from .training import OPTIMIZERS
 
 _Out = Annotated[str, {"opt": True, "required": True}]
-_MOST_PARTS = 1_000_000
 _PIPE = re.compile(r"pipe: *(?:aws s3 cp|gsutil (?:cp|cat)|curl(?: -\S+)*|hdfs dfs -cat) +(?P<address>\S+)(?: +-)?")
 
-# By the class of a filter of control images: ours, and of its parameters the names here.
-_FILTERS = {
-    "CannyFilter": ("canny", {"resize": ("resize",)}),
-    **dict.fromkeys(("SRFilter", "SREffnetFilter"), ("super-resolution", {"scale_factor": ("scale",)})),
+# What diffusers' DDPMScheduler has where its settings do not say it, and what must be among these.
+_DDPM = {"num_train_timesteps": 1000, "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear",
+         "prediction_type": "epsilon", "rescale_betas_zero_snr": False}  # fmt: skip
+_BETAS = {"num_train_timesteps": 1000, "beta_start": 0.00085, "beta_end": 0.012}
+
+# By the class of open-diffusion's data sets, what filelists call it; and how its files end.
+_FORMATS = {**dict.fromkeys(("WebDataset", "ClassificationWebDataset"), "webdataset"),
+            **dict.fromkeys(("parquet", "ParquetDataset"), "parquet")}  # fmt: skip
+_SUFFIXES = {"webdataset": "tar", "parquet": "parquet"}
+
+# By the class of a filter of control images: ours, of its parameters the names here, and its defaults.
+_SMALLER = {"scale_factor": ("scale",)}
+_FILTERS: dict[str, tuple[str, dict, dict]] = {
+    "CannyFilter": ("canny", {"resize": ("resize",)}, {}),
+    "SRFilter": ("super-resolution", _SMALLER, {"scale_factor": 0.25}),
+    "SREffnetFilter": ("super-resolution", _SMALLER, {"scale_factor": 0.5}),
     "InpaintFilter": (
-        "inpainting", {"thresold": ("threshold_low", "threshold_high"), "p_outpaint": ("p_outpaint",)}
+        "inpainting", {"thresold": ("threshold_low", "threshold_high"), "p_outpaint": ("p_outpaint",)}, {}
     ),
 }  # fmt: skip
 
@@ -40,44 +51,28 @@ class NoCounterpart(Exception):
     """A value that cannot be translated; its text is the reason."""
 
 
-def expand_braces(text: str) -> list[str]:
-    """The paths of a pattern such as a/{000..012}.tar, as WebDataset writes them, and of {a,b}."""
-    found = re.search(r"\{([^{}]*)\}", text)
-    if not found:
-        return [text]
-    span = re.fullmatch(r"(\d+)\.\.(\d+)", found.group(1))
-    if span:
-        first, last = span.groups()
-        if int(last) - int(first) >= _MOST_PARTS:
-            raise NoCounterpart(f"{text} names more than {_MOST_PARTS:,} files; write the filelist yourself")
-        middle = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
-    else:
-        middle = found.group(1).split(",")
-    head, tail = text[: found.start()], text[found.end() :]
-    return [f"{head}{one}{rest}" for one in middle for rest in expand_braces(tail)]
-
-
-def places_of(text: str) -> list[str]:
-    """The lines of a filelist that mean the same. A pipe that only copies is its address, a store's folder its tars."""
+def place_of(text: str, format: str) -> str:
+    """The line of a filelist that means the same, braces and all. A pipe that only copies is its address, a folder of
+    a store its files of this format."""
     copied = _PIPE.fullmatch(text.strip())
     place = copied["address"] if copied else text
     if is_address(place):
-        return [check_address(one if "." in one.rpartition("/")[2] else f"{one.rstrip('/')}/**/*.tar")
-                for one in expand_braces(place)]  # fmt: skip
+        named = "." in re.sub(r"\{\d+\.\.\d+\}", "", place).rpartition("/")[2]
+        return check_address(place if named else f"{place.rstrip('/')}/**/*.{_SUFFIXES[format]}")
     if place.startswith("pipe:") or "://" in place.replace("file://", ""):
         raise NoCounterpart(f"{place} cannot be read here: mount it or copy it, and write a filelist of the parts")
-    return [str(Path(one).absolute()) for one in expand_braces(re.sub("^file:(//)?", "", place))]
+    return str(Path(re.sub("^file:(//)?", "", place)).absolute())
 
 
 def control_filter(config: dict) -> str:
     """What `--control` means the same as the filter in a config of Stable Cascade's trainer. Raises NoCounterpart."""
     name, given = config.get("controlnet_filter"), config.get("controlnet_filter_params") or {}
-    ours, names = _FILTERS.get(name, (None, {}))
+    ours, names, unsaid = _FILTERS.get(name, (None, {}, {}))
     if ours is None or given.keys() - names.keys():
         shown = ", ".join([str(name), *sorted(given.keys() - names.keys())])
         raise NoCounterpart(f"{shown} is not a filter here; make one of your own: model.control package.module:Class")
-    values = {key: value if isinstance(value, list) else [value] for key, value in given.items()}
-    pairs = [pair for key in given for pair in zip(names[key], values[key], strict=False)]
+    values = {key: value if isinstance(value, list) else [value] for key, value in (unsaid | given).items()}
+    pairs = [pair for key in values for pair in zip(names[key], values[key], strict=False)]
     return ",".join([ours, *(f"{key}={value}" for key, value in pairs)])
 
 
@@ -99,7 +94,7 @@ def config(
         write_text(Path(name), text)
     write_text(target, f"# Made from {file}, a config of {found.system}.\n" + write_settings(settings, origins=True))
     lines = [f"{target}: {len(settings)} settings", *(f"beside it: {name}" for name in found.files)]
-    lines += ["without a counterpart:"] if found.left_out else []
+    lines += ["without a counterpart, or by hand:"] if found.left_out else []
     lines += [f"  {key}: {reason}" for key, reason in found.left_out.items()]
     sys.stdout.write("\n".join(lines) + "\n")
 
@@ -143,7 +138,8 @@ class Counterpart:
 
 @dataclass(frozen=True)
 class Translation:
-    """A recipe's settings by key, each with the key that it was, and the keys without counterpart with the reason."""
+    """A recipe's settings by key, each with the key that it was, and the keys without counterpart with the reason, or
+    with what else to do."""
 
     system: str
     settings: dict[str, tuple[object, str]]
@@ -169,6 +165,8 @@ def translate_file(path: Path, num_devices: int, stem: str) -> Translation:
         except NoCounterpart as reason:
             left_out[key] = str(reason)
             settings |= dict.fromkeys(table[key].keys[:1], ("???", key))  # there is a key, but not for this value
+        if key in ("experiment.project", "wandb_project") and value not in (None, "???"):
+            left_out[key] = f"for wandb, export WANDB_PROJECT={shlex.quote(str(value))}"
     return Translation(system, settings, left_out, source.files)
 
 
@@ -207,11 +205,45 @@ def _flatten(tree: dict, table: dict, above: str = "") -> dict[str, object]:
     return found
 
 
-def _parts(value, source: Source) -> str:
-    places = chain.from_iterable(map(places_of, map(str, value if isinstance(value, list) else [value])))
-    name = f"{source.stem}.filelist"
-    source.files[name] = "".join(f"{place}\n" for place in places)
-    return name
+def _parts(_value, source: Source) -> str:
+    """A filelist and the list of it that says its format, from the keys of theirs that say something of it."""
+    value = source.first("dataset.params.path", "webdataset_path", default="???")
+    classes = source.first("dataset.params.idx_to_prompt", "dataset.params.class_mapping")
+    if "???" in (value, classes):
+        return "???"
+    places = _listed(value)
+    endings = {suffix: format for format, suffix in _SUFFIXES.items()}
+    said = _FORMATS.get(str(source.first("dataset.type")), "webdataset")
+    format = endings.get(places[-1].rpartition(".")[2], said)
+    name, options = f"{source.stem}.filelist", f"format={format}"
+    lines = [f"{place_of(one, format)}\n" for one in places]
+    if isinstance(classes, dict):
+        source.files[f"{source.stem}.classes.json"] = json.dumps(classes, indent=2, ensure_ascii=False) + "\n"
+        classes = f"{source.stem}.classes.json"
+    if classes:
+        options += f" idx_to_prompt={Path(classes).absolute()}"
+        if len(options.split()) > 2:
+            raise NoCounterpart(f"{classes}: a list of filelists takes no path with a space in it; move the file")
+    source.files[name], source.files[f"{name}.list"] = "".join(lines), f"{Path(name).name} {options}\n"
+    return f"{name}.list"
+
+
+def _listed(value) -> list[str]:
+    """Places; of a YAML file those that it lists, as Stable Cascade's trainer reads one."""
+    if str(value).strip().endswith((".yml", ".yaml")):
+        try:
+            value = yaml.safe_load(read_given_text(value.strip()))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise NoCounterpart(f"{value} cannot be read ({error}); it should list paths") from error
+    if not value or not isinstance(value, str | list):
+        raise NoCounterpart(f"{value} names no paths; write them")
+    return [str(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _format(value, _source: Source) -> dict:
+    if value not in _FORMATS:
+        raise NoCounterpart(f"the data set {value} is not known; there are {', '.join(_FORMATS)}")
+    return {}  # `_parts` has it
 
 
 def _schedule(value, _source: Source) -> str:
@@ -247,6 +279,24 @@ def _unet(value, source: Source) -> str:
     name = f"{source.stem}.unet.json"
     source.files[name] = json.dumps(value, indent=2) + "\n"
     return name
+
+
+def _noise_schedule(value, _source: Source) -> tuple:
+    """What is predicted, the betas and whether they end in pure noise, of settings as diffusers has them."""
+    settings = value
+    if not isinstance(value, dict):
+        places = [Path(str(value), folder, "scheduler_config.json") for folder in ("", "scheduler")]
+        path = next((one for one in places if one.is_file()), None)
+        if path is None:
+            raise NoCounterpart(
+                f"no scheduler_config.json is in {value} here, so it was not read: say whether the model predicts "
+                "epsilon or v_prediction; betas are the published ones unless model.beta_schedule says otherwise"
+            )
+        settings = read_json_object(path, ConfigError)
+    settings = _DDPM | settings
+    if other := {key: settings[key] for key, value in _BETAS.items() if settings[key] != value}:
+        raise NoCounterpart(f"only the published betas are trained with, and this schedule has {other}")
+    return tuple(settings[key] for key in ("prediction_type", "beta_schedule", "rescale_betas_zero_snr"))
 
 
 def _share_of_batch(value, source: Source) -> int:
@@ -289,11 +339,14 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "cascade folder": _folder("checkpoint_path", "experiment_id"),
     "filter": lambda _, source: control_filter(source.values),
     "filters": lambda value, _: json.dumps(value, ensure_ascii=False),
+    "format": _format,
     "learning rate": lambda value, source: source.first("lr_scheduler.params.learning_rate", default=value),
     "newest": lambda value, _: 1 if value else None,
+    "noise schedule": _noise_schedule,
     "optimizer": _optimizer,
     "parts": _parts,
     "precision": _precision,
+    "prompts": lambda value, source: ([value], source.first("experiment.save_every", default=1000)),
     "rank": lambda value, _: (value, 1),
     "ratios": lambda value, _: ("ratios", [str(ratio) for ratio in value], True, False),
     "reporters": lambda *_: ["visualdl", "wandb"],

@@ -3,6 +3,7 @@
 Most names and defaults are those of PaddleNLP's Trainer; `training/trainer.py` makes its arguments from these.
 """
 
+import math
 import os
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +34,10 @@ from .option import (
     option,
 )
 
-LR_SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine", "cosine_with_restarts", "polynomial")
+LR_SCHEDULES = (
+    *("constant", "constant_with_warmup", "piecewise_constant"),
+    *("linear", "cosine", "cosine_with_restarts", "polynomial"),
+)
 LARGEST_STD = 0.28  # of an average; at 0.289 it is one of all updates alike
 SHARDING_STAGES = ("stage1", "stage2", "stage3")
 AT_A_TIME = 0.25  # with stage 3: of a rank's share, the parameters that are gathered at a time, but for one large layer
@@ -55,6 +59,8 @@ _NO_TOTAL = Needs("--global_batch_size", lambda given: given.global_batch_size i
 _NO_LENGTH = Needs("--max_steps or --max_samples", lambda one: one.max_steps <= 0 and one.max_samples is None, True)
 _NO_WARMUP = Needs("--warmup_steps", lambda given: not given.warmup_steps, beside=True)
 _COSINE = Needs("--lr_scheduler_type cosine or cosine_with_restarts", lambda one: "cosine" in one.lr_scheduler_type)
+_ONE_COSINE = Needs("--lr_scheduler_type cosine", lambda given: given.lr_scheduler_type == "cosine")
+_PIECEWISE = Needs("--lr_scheduler_type piecewise_constant", lambda one: one.lr_scheduler_type == "piecewise_constant")
 _MUON = Needs("--optimizer muon", lambda given: given.optimizer == "muon")
 _MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
 _POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
@@ -107,7 +113,7 @@ class TrainingOptions:
     use_async_save: bool = _run(False)
     "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
 
-    learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.")
+    learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", also=("lr",))
     scale_lr: bool = _optimizer(False)
     "Multiply the learning rates by the samples of an update over --lr_batch_size (linear scaling)."
     lr_batch_size: Samples = _optimizer(1, "With --scale_lr: the batch size that the learning rates are meant for.")
@@ -120,6 +126,10 @@ class TrainingOptions:
     num_cycles: Positive = _optimizer(0.5, also=("lr_num_cycles",), needs=_COSINE)
     "cosine: waves, of which a half falls to 0 once; cosine_with_restarts: falls, at least 1."
     lr_end: NotNegative = _optimizer(1e-7, "polynomial: learning rate of the last update.", needs=_POLYNOMIAL)
+    min_lr: NotNegative = _optimizer(0.0, "cosine: the rate it falls to.", needs=_ONE_COSINE)
+    lr_steps: str | None = _optimizer(None, needs=_PIECEWISE)
+    """piecewise_constant: factors on the rate, each with the update it ends before, and the last one, as
+    1:1000,0.1:5000,0.01 (all of it for 1,000 updates, a tenth up to update 5,000, then a hundredth)."""
     power: Positive = _optimizer(1.0, also=("lr_power",), needs=_POLYNOMIAL)
     "polynomial: exponent; 1 is a straight line."
     weight_decay: NotNegative = _optimizer(0.0, also=("adam_weight_decay",), loop_default=1e-2)
@@ -247,6 +257,8 @@ class TrainingOptions:
             )
         if self.profiler_options:
             _check_profiler_options(self.profiler_options)
+        if self.lr_scheduler_type == "piecewise_constant":
+            read_lr_steps(self.lr_steps)
         self._check_sharding()
         cores = count_usable_cores()
         if self.dataloader_num_workers > (most := max(_MOST_WORKERS, _MOST_WORKERS_A_CORE * cores)):
@@ -265,6 +277,23 @@ class TrainingOptions:
         if self.sharding in ("stage2", "stage3") and (halves or self.to_static):
             what = "gradients in half precision" if halves else "--to_static"
             raise ConfigError(f"--sharding {self.sharding} was never run with {what}; use --sharding stage1")
+
+
+def read_lr_steps(text: str | None) -> tuple[tuple[float, float], ...]:
+    """(update before which it holds, factor on the rate) of each of `--lr_steps`, in order; the last holds to the end.
+    Raises ConfigError."""
+    *rules, last = (text or "").split(",")
+    try:
+        pairs = [rule.split(":") for rule in rules]
+        found = (*sorted((int(update), float(factor)) for factor, update in pairs), (math.inf, float(last)))
+        if all(0 <= factor < math.inf for _, factor in found) and len(dict(found)) == len(found):
+            return found
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"--lr_scheduler_type piecewise_constant with --lr_steps {text}: write factors of 0 or more, each but the last "
+        "with an update of its own, as 1:1000,0.1:5000,0.01"
+    )
 
 
 def _check_profiler_options(text: str) -> None:

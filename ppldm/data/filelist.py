@@ -4,11 +4,12 @@ A file whose name ends in `.list`, or all of whose lines name `.filelist` files,
 a filelist. A folder in their place stands for the one filelist list in it, or in its folder `data`, or else for what it
 holds (`parts_of_folder`).
 
-Blank lines and lines that start with # are skipped. `~` and environment variables are expanded, then `*`, `?`, `[...]`
-and `**` to the names that are there, sorted, without indexes; a path that is there as it is written is taken so. A
-relative path is taken from the folder of the file that names it, else from the working directory. In `format=folder` a
-line names a folder with all below it that hold pictures and have no line of their own. A line may be the address of a
-store (`utils.store`): its part has a path like others, and comes here when it is opened.
+Blank lines and lines that start with # are skipped. `~` and environment variables are expanded, then `{000..012}` and
+`{a,b}`, as WebDataset has them, then `*`, `?`, `[...]` and `**` to the names that are there, sorted, without indexes; a
+path that is there as it is written is taken so. A relative path is taken from the folder of the file that names it,
+else from the working directory. In `format=folder` a line names a folder with all below it that hold pictures and have
+no line of their own. A line may be the address of a store (`utils.store`): its part has a path like others, and comes
+here when it is opened.
 
 Weights count only where every line has one. Options: `layout=`, of `formats.layouts`; `format=`, of FORMATS;
 `latents=`, of LATENTS; `idx_to_prompt=` (or `class_mapping=`), for WebDataset shards of classes: a JSON file {class
@@ -45,6 +46,8 @@ _CHOICES = {"layout": LAYOUTS, "format": FORMATS, "latents": LATENTS}
 # The ends of the names of files that describe a part, and are none.
 BESIDE_PARTS = (".idx", ".columns", ".latents", ".embeddings")
 _PARTS = "part files, one a line"
+_MOST_PARTS = 1_000_000  # of a line
+_BRACES = re.compile(r"(?<!\$)\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 _OPTION = re.compile(r"(?P<key>[a-z_]+)=(?P<value>\S*)")
 
 
@@ -208,13 +211,41 @@ def _read_parts(path: Path) -> list[tuple[int, Path]]:
     """(line number, part) of all that a filelist names, or that a folder holds. Raises FilelistError."""
     if not in_store(path) and path.is_dir():
         return [*enumerate(parts_of_folder(path)[1], start=1)]
-    entries = _read_entries(path, _PARTS)
+    entries = [(number, one) for number, text in _read_entries(path, _PARTS) for one in _unfold(text, path, number)]
     urls = [url for _, text in entries if (url := _address(text, path)) and "*" not in url]
     if urls:
         from ..utils.store.client import survey
 
         survey(urls)
     return [(number, part) for number, text in entries for part in _expand(text, path, number)]
+
+
+def _unfold(text: str, named_in: Path, number: int) -> list[str]:
+    """A line, or those that its braces stand for where nothing is named as it is written. Raises FilelistError."""
+    where = f"{named_in} line {number}"
+    if text.startswith("pipe:"):
+        raise FilelistError(f"{where}: {text} is a command, and none is run here; name the file or address it copies")
+    meant = os.path.expandvars(os.path.expanduser(text)) if "{" in text else text
+    if not _BRACES.search(meant) or (named_in.parent / meant).exists() or Path(meant).exists():
+        return [text]
+    try:
+        return expand_braces(meant)
+    except ValueError as error:
+        raise FilelistError(f"{where}: {text} {error}; name them in several lines") from error
+
+
+def expand_braces(text: str) -> list[str]:
+    """What a pattern such as a/{000..012}.tar or {a,b}.tar stands for, in order. Raises ValueError for too much."""
+    if not (found := _BRACES.search(text)):
+        return [text]
+    first, last, words = found.groups()
+    start, stop = int(first or 0), int(last or 0)
+    middle = words.split(",") if words else range(start, stop + 1) or range(start, stop - 1, -1)
+    rest = expand_braces(text[found.end() :])
+    if len(middle) * len(rest) > _MOST_PARTS:
+        raise ValueError(f"stands for more than {_MOST_PARTS:,} files")
+    width = len(first or "")
+    return [f"{text[: found.start()]}{one:0>{width}}{tail}" for one in middle for tail in rest]
 
 
 def _address(text: str, named_in: Path) -> str | None:

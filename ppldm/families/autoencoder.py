@@ -63,8 +63,8 @@ class ReconstructionSettings(AverageSettings):
     discriminator_learning_rate: Positive | None = _loss(None, needs=_ADVERSARIAL)
     "Learning rate of the discriminator (default: --learning_rate)."
     offline: bool = _model(False, "Never touch the network: names must be in the cache.")
-    image_logging_steps: UpdatesOr0 = option(1000, section="validation")
-    "Draw reconstructions and log PSNR every this many updates; 0: never."
+    image_logging_steps: int = option(1000, section="validation", unit="updates")
+    "Draw reconstructions and log PSNR every this many updates; 0 or less: never."
 
     def check(self) -> None:
         """Raises ConfigError for combinations that cannot work."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from ..config.option import Bounds, Count, Needs, NotNegative, Pixels, Positive, Share, Updates, UpdatesOr0, option
+from ..config.option import Bounds, Count, Needs, NotNegative, Pixels, Positive, Share, Updates, option
 from ..config.training import LARGEST_STD
 from ..diffusion.drawing import KEPT, MOST_GUIDANCE, SAMPLERS, USUAL
 from ..diffusion.process import BETA_SCHEDULES, PREDICTION_TYPES
@@ -245,7 +245,8 @@ class DrawnSettings:
 
     offline: bool = _model(False, "Never touch the network: names must be in the cache.")
     model_max_length: Count = _loss(77, "Tokens of a caption; longer ones are cut, shorter ones padded.", unit="tokens")
-    image_logging_steps: UpdatesOr0 = _drawn(1000, "Draw sample pictures every this many updates; 0: never.")
+    image_logging_steps: int = _drawn(1000, unit="updates")
+    "Draw sample pictures every this many updates; 0 or less: never."
     guidance_scale: float | None = _drawn(
         None,
         f"Guidance scale that the model is drawn with {_KEEPS}, else {USUAL.guidance_scale}).",

@@ -18,7 +18,7 @@ import paddle
 from paddle import _C_ops
 from paddle.nn.clip import ClipGradByGlobalNorm, _squared_l2_norm
 
-from ..config.training import LR_SCHEDULES, TrainingOptions
+from ..config.training import LR_SCHEDULES, TrainingOptions, read_lr_steps
 from ..networks.cpu_operators import operators
 from ..utils.log import get_logger
 from ..utils.machine.devices import current_kind
@@ -56,9 +56,10 @@ def build_optimizer(
         schedule=arguments.lr_scheduler_type,
         warmup_steps=warmup_steps,
         max_steps=max_steps,
-        end_factor=min(1.0, arguments.lr_end / (arguments.learning_rate * scale)),
+        end_factor=min(1.0, last_rate(arguments) / (arguments.learning_rate * scale)),
         num_cycles=arguments.num_cycles,
         power=arguments.power,
+        steps=read_lr_steps(arguments.lr_steps) if arguments.lr_scheduler_type == "piecewise_constant" else (),
     )
     scheduler = paddle.optimizer.lr.LambdaDecay(arguments.learning_rate * scale, factor)
     clip = ClipByGroup(arguments.max_grad_norm) if arguments.max_grad_norm > 0 else None
@@ -79,20 +80,23 @@ def build_optimizer(
 
 
 def lr_factor(
-    update: int, schedule: str, warmup_steps: int, max_steps: int, end_factor=0.0, num_cycles=0.5, power=1.0
+    update: int, schedule: str, warmup_steps: int, max_steps: int, end_factor=0.0, num_cycles=0.5, power=1.0, steps=()
 ) -> float:
-    """The factor on the base learning rate for the `update`-th optimizer update, counted from 0; in [0, 1]. The first
-    `warmup_steps` updates rise linearly from 0, whatever the schedule. Formulas (docs/training.md) and defaults are
-    those of diffusers' and PaddleNLP's `get_scheduler`."""
+    """The factor on the base learning rate for the `update`-th optimizer update, counted from 0; in [0, 1], or one of
+    `steps` (`read_lr_steps`). The first `warmup_steps` updates rise linearly from 0, whatever the schedule. Formulas
+    (docs/training.md) and defaults are those of diffusers' and PaddleNLP's `get_scheduler`."""
     if update < warmup_steps:
         return update / warmup_steps
     if schedule in ("constant", "constant_with_warmup"):
         return 1.0
+    if schedule == "piecewise_constant":
+        return next(factor for end, factor in steps if update < end)
     progress = min(1.0, (update - warmup_steps) / max(1, max_steps - warmup_steps))
     if schedule == "linear":
         return 1.0 - progress
     if schedule == "cosine":
-        return max(0.0, 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * progress)))
+        wave = max(0.0, 0.5 * (1.0 + math.cos(2.0 * math.pi * num_cycles * progress)))
+        return end_factor + (1.0 - end_factor) * wave
     if schedule == "cosine_with_restarts":
         if progress >= 1.0:
             return 0.0
@@ -102,15 +106,21 @@ def lr_factor(
     raise ValueError(f"schedule {schedule!r} is not one of {LR_SCHEDULES}")
 
 
+def last_rate(arguments) -> float:
+    """The learning rate that the schedule falls to."""
+    return {"polynomial": arguments.lr_end, "cosine": arguments.min_lr}.get(arguments.lr_scheduler_type, 0.0)
+
+
 def describe_limits(arguments, rate: float, warmup_steps: int, max_steps: int) -> list[str]:
     """What the settings ask of a schedule with this highest rate that a run of so many updates does not get."""
-    found, end = [], arguments.lr_end
+    found, end = [], last_rate(arguments)
     if warmup_steps >= max_steps:
         reached = max(0, max_steps - 1) / warmup_steps if warmup_steps else 1.0
         text = f"the warm-up of {warmup_steps} updates is no shorter than the run of {max_steps}: the rate ends at "
         found.append(f"{text}{reached:.0%} of {rate:g}; lower --warmup_steps or --warmup_ratio")
-    if arguments.lr_scheduler_type == "polynomial" and end > rate:
-        found.append(f"--lr_end {end:g} is above the learning rate, {rate:g}, which stays as it is; lower it")
+    if end > rate:
+        flag = "--min_lr" if arguments.lr_scheduler_type == "cosine" else "--lr_end"
+        found.append(f"{flag} {end:g} is above the learning rate, {rate:g}, which stays as it is; lower it")
     return found
 
 

@@ -273,7 +273,7 @@ def run_identity(
 def settings_identity(arguments: TrainingOptions, data: DataOptions, global_batch_size: int, max_steps) -> dict:
     """What of it the settings say by themselves. max_steps: 0 where only the rows would tell."""
     where = rows.read_where(data)
-    constant = arguments.lr_scheduler_type in ("constant", "constant_with_warmup")
+    constant = "constant" in arguments.lr_scheduler_type
     return {
         "seed": arguments.seed,
         "where": None if where is None else str(where),

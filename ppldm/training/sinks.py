@@ -5,6 +5,7 @@ import uuid
 from pathlib import Path
 
 from ..utils.files import write_text
+from ..utils.variables import read
 from .metrics import WANDB_ID_FILE
 
 
@@ -34,7 +35,8 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A run of Weights & Biases under the number kept in the output folder; WANDB_MODE and the like are heeded."""
+    """A run of Weights & Biases under the number kept in the output folder; WANDB_PROJECT, WANDB_MODE and the
+    like are heeded."""
 
     begins_anew = False
 
@@ -45,7 +47,7 @@ class WandbSink:
         if start_step == 0 or not path.exists():
             write_text(path, uuid.uuid4().hex[:12] + "\n")
         self.picture = wandb.Image
-        place = {"project": "ppldm", "name": output_dir.resolve().name, "dir": str(output_dir)}
+        place = {"project": read("WANDB_PROJECT") or "ppldm", "name": output_dir.resolve().name, "dir": str(output_dir)}
         self.run = wandb.init(id=path.read_text().strip(), resume="allow", config=config, **place)
 
     def add_numbers(self, step: int, seconds: float, numbers: dict[str, float]) -> None:

@@ -1,14 +1,24 @@
 """Config files of open-diffusion and Stable Cascade: every key of theirs is translated or has a reason."""
 
+import io
+import json
+import tarfile
+from contextlib import closing
+
 import pytest
+from formats import WRITERS, add_member
+from PIL import Image
 
 from ppldm.cli.main import run
 from ppldm.config.data import DataOptions
-from ppldm.config.foreign import SYSTEMS, UNSAID, Source, expand_braces, translate_file
+from ppldm.config.foreign import SYSTEMS, UNSAID, Source, translate_file
 from ppldm.config.load import file_layers
 from ppldm.config.option import check_value, options
 from ppldm.config.training import TrainingOptions
 from ppldm.data.control import make_filter
+from ppldm.data.filelist import read_sources
+from ppldm.data.formats.open import open_part
+from ppldm.data.formats.row import Row
 from ppldm.utils.errors import ConfigError
 
 OPEN_DIFFUSION = """
@@ -91,19 +101,18 @@ def test_open_diffusion(tmp_path):
         "optimizer.ema_decay": 0.995,
         "compute.bf16": True,
         "compute.recompute": True,
-        "data.file_list": "mine.filelist",
+        "data.file_list": "mine.filelist.list",
         "data.where": '{"pwatermark": "<=0.5"}',
         "data.resolution": 512,
         "optimizer.lr_scheduler_type": "cosine",
         "optimizer.warmup_steps": 500,
     }
-    assert [line.rpartition("/")[2] for line in found.files["mine.filelist"].split()] == [
-        "008.tar", "009.tar", "010.tar", "011.tar"
-    ]  # fmt: skip
+    assert found.files["mine.filelist"].endswith("/parts/{008..011}.tar\n")  # a filelist has braces too
+    assert found.files["mine.filelist.list"] == "mine.filelist format=webdataset\n"
     assert '"block_out_channels"' in found.files["mine.unet.json"]
     assert set(found.left_out) == {
         "wandb.entity", "system.dist_url", "distributed.dist_url", "experiment.requeue",
-        "model.unet.target", "dataset.type",
+        "model.unet.target",
     }  # fmt: skip
     assert "very-secret" not in str(found)
 
@@ -120,7 +129,8 @@ def test_stable_cascade(tmp_path):
     # A value that has no counterpart, of a key that has one, is to be filled in.
     assert settings["compute.bf16"] == "???" and "float64 is not a precision" in found.left_out["dtype"]
     assert settings["data.buckets"] == "ratios" and settings["data.bucket_ratios"] == ["1/1", "1/2"]
-    assert set(found.left_out) == {"output_path", "dtype", "lora_checkpoint_path"}
+    assert set(found.left_out) == {"output_path", "dtype", "lora_checkpoint_path", "wandb_project"}
+    assert found.left_out["wandb_project"] == "for wandb, export WANDB_PROJECT=StableCascade"
     assert settings["data.bucket_upscale"] and not settings["data.smart_crop"]
     own = {
         "family": "cascade_prior",
@@ -146,6 +156,46 @@ def test_what_no_key_says_is_as_their_code_does_it(tmp_path):
     assert translate(tmp_path, "system: {workers: 1}").settings["run.save_steps"][0] == 1000
 
 
+def test_prompts_to_draw_are_those_of_their_file(tmp_path):
+    from ppldm.training.prepare import read_validation_prompts
+
+    (tmp_path / "uid_caption.csv").write_text('uid,caption\n1,a cat\n2,"a dog, black"\n')
+    text = f"eval_caption_file: {tmp_path}/uid_caption.csv, num_eval_images: 2, save_every: 300"
+    found = translate(tmp_path, f"experiment: {{{text}}}")
+    settings = {key: value for key, (value, _) in found.settings.items()}
+    assert read_validation_prompts(settings["validation.validation_prompts"]) == ["a cat", "a dog, black"]
+    assert settings["validation.image_logging_steps"] == settings["run.save_steps"] == 300
+    assert set(found.left_out) == {"experiment.num_eval_images"}
+
+
+def test_a_project_is_a_folder_and_a_variable(tmp_path):
+    found = translate(tmp_path, "experiment: {log_dir: logs, project: my pictures, name: first}")
+    assert found.settings["run.output_dir"][0] == "logs/my pictures/first"
+    assert found.left_out == {"experiment.project": "for wandb, export WANDB_PROJECT='my pictures'"}
+
+
+@pytest.mark.parametrize("key", ["scheduler", "noise_scheduler_training"])
+@pytest.mark.parametrize("folder", ["", "scheduler", None])
+def test_a_schedule_that_is_here_is_read(tmp_path, key, folder):
+    """Of a folder, a pipeline, or what is written in the config itself."""
+    stated = {"beta_schedule": "scaled_linear", "prediction_type": "v_prediction", "rescale_betas_zero_snr": True}
+    whole = stated | {"beta_start": 0.00085, "beta_end": 0.012}
+    value = json.dumps({"params": whole} if folder is None else {"pretrained": str(tmp_path / "sd")})
+    if folder is not None:
+        (tmp_path / "sd" / folder).mkdir(parents=True)
+        (tmp_path / "sd" / folder / "scheduler_config.json").write_text(json.dumps(whole))
+    settings = translate(tmp_path, f"model: {{{key}: {value}}}").settings
+    assert {name: settings[f"model.{name}"][0] for name in stated} == stated
+
+
+def test_a_schedule_that_is_not_here_is_to_be_said(tmp_path):
+    found = translate(tmp_path, "model: {scheduler: {pretrained: stabilityai/stable-diffusion-2}}")
+    assert found.settings["model.prediction_type"][0] == "???"
+    assert "so it was not read: say whether" in found.left_out["model.scheduler.pretrained"]
+    found = translate(tmp_path, "model: {scheduler: {params: {beta_end: 0.012}}}")
+    assert "this schedule has {'beta_start': 0.0001}" in found.left_out["model.scheduler.params"]
+
+
 def test_stages_are_known_by_their_versions(tmp_path):
     for text, name in (
         ("model_version: 700M", "stabilityai/stable-cascade/decoder_lite"),
@@ -154,7 +204,8 @@ def test_stages_are_known_by_their_versions(tmp_path):
         settings = translate(tmp_path, f"lr: 1\n{text}").settings
         assert settings["family"][0] == "cascade_decoder" and settings["model.decoder_name_or_path"][0] == name
         assert settings["model.vqgan_name_or_path"][0] == "stabilityai/stable-cascade"
-    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B").left_out
+    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B\nuse_8bit_adam: true").left_out
+    assert left_out["use_8bit_adam"].startswith("Paddle has no 8-bit Adam")
     assert "model_version 9B is not built here" in left_out["model_version"]
 
 
@@ -168,6 +219,9 @@ def test_stages_are_known_by_their_versions(tmp_path):
             "inpainting,threshold_low=0.04,threshold_high=0.4,p_outpaint=0.4",
         ),
         ("CannyFilter", "canny"),
+        ("SRFilter", "super-resolution,scale=0.25"),
+        ("SRFilter\ncontrolnet_filter_params: {scale_factor: 0.125}", "super-resolution,scale=0.125"),
+        ("SREffnetFilter", "super-resolution,scale=0.5"),
         ("PidiFilter", "PidiFilter is not a filter here"),
         ("CannyFilter\ncontrolnet_filter_params: {blur: 3}", "CannyFilter, blur is not a filter here"),
     ],
@@ -221,36 +275,70 @@ def test_filters_are_conditions_of_ours(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, paths",
-    [
-        ("a.tar", ["a.tar"]),
-        ("{08..10}.tar", ["08.tar", "09.tar", "10.tar"]),
-        ("{a,b}/{0..1}", ["a/0", "a/1", "b/0", "b/1"]),
-    ],
-)
-def test_braces(text, paths):
-    assert expand_braces(text) == paths
-
-
-@pytest.mark.parametrize(
     "text, lines",
     [
-        ("pipe:aws s3 cp s3://a/{08..09}.tar -", ["s3://a/08.tar", "s3://a/09.tar"]),
+        ("pipe:aws s3 cp s3://a/{08..09}.tar -", ["s3://a/{08..09}.tar"]),
         ("pipe:curl -s -L https://host/a.tar", ["https://host/a.tar"]),
         ("s3://a/set", ["s3://a/set/**/*.tar"]),
-        ("file:/x/{0..1}.tar", ["/x/0.tar", "/x/1.tar"]),
+        ("s3://a/{0..3}", ["s3://a/{0..3}/**/*.tar"]),
+        ("file:/x/{0..1}.tar", ["/x/{0..1}.tar"]),
     ],
 )
 def test_places_in_stores_are_lines_of_the_filelist(tmp_path, text, lines):
     found = translate(tmp_path, f"lr: 1\nwebdataset_path: ['{text}']")
-    assert found.files[found.settings["data.file_list"][0]].splitlines() == lines
+    assert found.files["mine.filelist"].splitlines() == lines
+
+
+OF_THEIRS = "dataset: {type: %s, params: {path: '%s'%s}}"
+
+
+@pytest.mark.parametrize(
+    "config, format, suffix, caption",
+    [
+        ("webdataset_path: 'file:PLACE'", "webdataset", ".tar", "a cat"),
+        ("webdataset_path: ['PLACE']", "webdataset", ".tar", "a cat"),
+        ("webdataset_path: list.yml", "webdataset", ".tar", "a cat"),
+        (OF_THEIRS % ("WebDataset", "PLACE", ""), "webdataset", ".tar", "a cat"),
+        (OF_THEIRS % ("parquet", "PLACE", ""), "parquet", ".parquet", "a cat"),
+        (OF_THEIRS % ("parquet", "PLACE", ""), "parquet", "", "a cat"),
+        (OF_THEIRS % ("ClassificationWebDataset", "PLACE", ", idx_to_prompt: c.json"), "webdataset", ".tar", "tench"),
+        (OF_THEIRS % ("ClassificationWebDataset", "PLACE", ", class_mapping: {'0': tench}"), "webdataset", "", "tench"),
+    ],
+)  # fmt: skip
+def test_the_rows_of_what_is_imported_are_read(tmp_path, monkeypatch, config, format, suffix, caption):
+    """Through the list that the command writes, from another folder."""
+    names = [tmp_path / f"x_{number}{suffix}" for number in (0, 1)]
+    Image.new("RGB", (20, 18)).save(picture := io.BytesIO(), "PNG")
+    for name in names:
+        WRITERS[format](name, [Row("a cat", picture.getvalue(), {"key": "0"})])
+        if caption != "a cat":
+            with tarfile.open(name, "w") as tar:
+                add_member(tar, "0.png", picture.getvalue())
+                add_member(tar, "0.cls", b"0")
+    place = tmp_path / f"x_{{0..1}}{suffix}"
+    (tmp_path / "c.json").write_text('{"0": "tench"}')
+    (tmp_path / "list.yml").write_text(f"- {names[0]}\n- file:{names[1]}\n")
+    (tmp_path / "theirs.yaml").write_text("lr: 1\n" * ("webd" in config) + config.replace("PLACE", str(place)))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    run(["config", "import", "theirs.yaml", "--out", "mine/it.yaml"])
+    (layer,) = file_layers("mine/it.yaml")
+    (source,) = read_sources(layer.values["data.file_list"])
+    assert source.format == format and list(source.parts) == names
+    for part in source.parts:
+        with closing(open_part(part, source)) as rows:
+            assert [rows.read(number).caption for number in range(len(rows))] == [caption]
 
 
 def test_places_elsewhere_are_left_to_the_user(tmp_path):
     found = translate(tmp_path, "lr: 1\nwebdataset_path: ['ftp://a/b', 'file:/x.tar']")
     assert found.settings["data.file_list"][0] == "???" and "ftp://a/b" in found.left_out["webdataset_path"]
-    found = translate(tmp_path, "lr: 1\nwebdataset_path: '{0..99999999}.tar'")
-    assert "more than 1,000,000 files" in found.left_out["webdataset_path"]
+    found = translate(tmp_path, "lr: 1\nwebdataset_path: gone.yml")
+    assert (
+        found.settings["data.file_list"][0] == "???" and "gone.yml cannot be read" in found.left_out["webdataset_path"]
+    )
+    text = OF_THEIRS % ("WebDataset", "x.tar", ", idx_to_prompt: a b.json")
+    assert "takes no path with a space" in translate(tmp_path, text).left_out["dataset.params.path"]
     assert translate(tmp_path, "lr: 1\nupdate: 3").left_out["update"].endswith("did you mean updates?")
 
 

@@ -183,6 +183,7 @@ def test_the_identity_of_a_run_keeps_its_names():
     assert names == {
         *("prediction_type", "noise_offset", "input_perturbation", "snr_gamma", "rescale_betas_zero_snr"),
         *("beta_schedule", "timestep_shift", "shift_base_resolution", "timestep_sampling", "logit_mean", "logit_std"),
+        *("timestep_bias_from", "timestep_bias_to", "timestep_bias_multiplier"),
         *("stratified_timesteps", "loss_weighting", "p2_gamma", "p2_k"),
         *("freeze_text_encoder", "model_max_length", "mask_pad_tokens", "kl_weight", "reconstruction_loss"),
         *("perceptual_weight", "adversarial_weight", "adversarial_start", "discriminator_learning_rate"),
@@ -191,7 +192,7 @@ def test_the_identity_of_a_run_keeps_its_names():
         *("resolution", "crop_fraction", "random_crop", "random_flip", "num_crops", "interpolation"),
         *("max_skipped", "max_skipped_share", "smart_crop", "bucket_upscale"),
         *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
-        *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "power"),
+        *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "min_lr", "lr_steps", "power"),
         *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
         *("optimizer", "muon_momentum", "muon_nesterov", "methods"),
     }

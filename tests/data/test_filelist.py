@@ -13,6 +13,7 @@ from PIL import Image
 
 from ppldm.data.filelist import (
     Source,
+    expand_braces,
     list_parts,
     read_filelist_list,
     read_sources,
@@ -50,6 +51,36 @@ def test_a_filelist_comes_back(tmp_path):
     assert read_filelist(tmp_path / "f") == [Path("/x/part 1.gz"), Path("/x/part=2.gz")]
     with pytest.raises(FilelistError):
         write_filelist(tmp_path / "g", [])
+
+
+@pytest.mark.parametrize(
+    "text, names",
+    [
+        ("a.tar", ["a.tar"]),
+        ("{08..10}.tar", ["08.tar", "09.tar", "10.tar"]),
+        ("{2..0}", ["2", "1", "0"]),
+        ("{a,b}/{0..1}", ["a/0", "a/1", "b/0", "b/1"]),
+        ("{a}${1..3}", ["{a}${1..3}"]),
+    ],
+)
+def test_braces(text, names):
+    assert expand_braces(text) == names
+
+
+def test_a_line_with_braces_is_several_unless_a_file_is_called_so(parts, monkeypatch):
+    monkeypatch.setenv("HERE", str(parts))
+    write(parts / "z.filelist", "{a,b}\n${HERE}/{c,[d-z]}.tar")
+    for name in ("c.tar", "e.tar", "f.tar"):
+        (parts / name).write_text("row")
+    assert read_filelist(parts / "z.filelist") == [parts / name for name in ("a", "b", "c.tar", "e.tar", "f.tar")]
+    (parts / "{a,b}").write_text("row")
+    assert read_filelist(parts / "z.filelist")[0] == parts / "{a,b}"
+    write(parts / "z.filelist", "x/{0..99999999}.tar")
+    with pytest.raises(FilelistError, match="line 1: x.* stands for more than 1,000,000 files; name them in several"):
+        read_filelist(parts / "z.filelist")
+    write(parts / "z.filelist", "pipe:aws s3 cp s3://a/b.tar -")
+    with pytest.raises(FilelistError, match="line 1: pipe:.* is a command.*; name the file or address it copies"):
+        read_filelist(parts / "z.filelist")
 
 
 def test_a_relative_path_is_beside_the_file_or_else_in_the_working_directory(parts, tmp_path, monkeypatch):

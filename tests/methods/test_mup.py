@@ -51,7 +51,7 @@ def model_of(tiny, width: int, base: int | None, seed: int, **changes):
 
 def optimizer_of(model, rate=RATE):
     arguments = SimpleNamespace(
-        learning_rate=rate, scale_lr=False, lr_batch_size=1, warmup_steps=0, warmup_ratio=0.0, lr_end=0.0,
+        learning_rate=rate, scale_lr=False, lr_batch_size=1, warmup_steps=0, warmup_ratio=0.0, lr_end=0.0, min_lr=0.0,
         lr_scheduler_type="constant", num_cycles=0.5, power=1.0, max_grad_norm=0.0, decay_norms_and_biases=True,
         adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-12, weight_decay=0.0, sharding="",
     )  # fmt: skip

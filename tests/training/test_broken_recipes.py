@@ -17,7 +17,7 @@ BROKEN = {
     "run:\n  train_batch_size: 3": ["x.yaml:3: run.train_batch_size", "called run.per_device_train_batch_size here"],
     "dta: {resolution: 64}": ["dta.resolution is not known", "data.resolution"],
     "data.resolution: 64": ["x.yaml:2: data.resolution is written in two lines"],
-    "optimizer: {lr: 1e-3}": ["optimizer.lr is not known", "did you mean"],
+    "optimizer: {lr: 1e-3}": ["optimizer.lr is not known; it is called optimizer.learning_rate here"],
     "model: {unet: {layers: 3}}": ["model.unet is not known"],
     "family: ldmm": ["x.yaml:2: family ldmm is not known; did you mean ldm?"],
     "family: [ldm]": ["x.yaml:2: family", "is not known"],

@@ -108,7 +108,9 @@ def run_recipe(recipe: Recipe, loop: bool) -> None:
 
 
 def with_underscores(word: str) -> str:
-    """`--learning-rate=1` as `--learning_rate=1`: both spellings of a flag are the same flag."""
+    """`--learning-rate=1` as `--learning_rate=1`: both spellings of a flag are the same flag; and `config=FILE`, as
+    open-diffusion has it, as `--config=FILE`."""
+    word = f"--{word}" if word.startswith("config=") else word
     flag, equals, value = word.partition("=")
     return flag.replace("-", "_").replace("__", "--", 1) + equals + value if word.startswith("--") else word
 

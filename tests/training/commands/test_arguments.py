@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import make_recipe, parse_arguments, tree_of
@@ -17,7 +18,8 @@ from ppldm.families.base import get_family
 from ppldm.families.ldm import LdmConfig
 from ppldm.methods.averages.ema import GradualDecay
 from ppldm.methods.averages.ema_interval import IntervalDecay
-from ppldm.training.commands.train import make_parser, names_of_trainer_flags, read_recipe
+from ppldm.training.commands.train import make_parser, names_of_trainer_flags, read_recipe, train
+from ppldm.training.report import Reporter
 from ppldm.training.rows import count_steps
 from ppldm.utils.errors import ConfigError
 
@@ -132,6 +134,22 @@ def test_new_model_flags():
         )
 
 
+@pytest.mark.parametrize("steps, every", [(-1, False), (0, False), (1, True)])
+def test_pictures_are_drawn_at_no_update_where_none_is_said(steps, every):
+    """0 and less are the same, as PaddleMIX has them."""
+    run = SimpleNamespace(max_steps=3)
+    model = parse_arguments(["--image_logging_steps", str(steps)], loop=True)[0]
+    due = [Reporter._due(SimpleNamespace(run=run), step, model.image_logging_steps) for step in (1, 2, 3)]
+    assert due == [every] * 3
+
+
+def test_a_file_may_be_named_as_open_diffusion_does(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("run: {seed: 7}")
+    with pytest.raises(SystemExit):
+        train([f"config={tmp_path}/mine.yaml", "data.resolution=32", "--print_config"])
+    assert re.search(rf"^  seed: 7 +# {tmp_path}/mine.yaml:1$", capsys.readouterr().out, re.M)
+
+
 @pytest.mark.parametrize("loop", [True, False])
 @pytest.mark.parametrize(
     "flags, steps",
@@ -229,10 +247,10 @@ def test_the_loops_logging_dir_is_inside_its_output_dir_and_the_trainers_where_i
         ("--max_grad_norm nan", "--max_grad_norm nan must be a number"),
         ("--num_train_epochs inf", "--num_train_epochs inf must be above 0"),
         ("--fp16 --scale_loss 0", "--scale_loss 0.0 must be above 0"),
+        ("--lr_scheduler piecewise_constant", "piecewise_constant with --lr_steps None: write factors"),
         ("--bf16 maybe", "--bf16 maybe must be true or false"),
         ("--logging_steps 0", "--logging_steps 0 must be above 0"),
         ("--save_total_limit -1", "--save_total_limit -1 must be 0 or more"),
-        ("--image_logging_steps -1", "--image_logging_steps -1 must be 0 or more"),
         ("--max_skipped -1", "--max_skipped -1 must be 0 or more"),
         ("--rank_timeout -1", "--rank_timeout -1.0 must be 0 or more"),
         ("--num_workers 100000", "--dataloader_num_workers 100000: this machine has "),
@@ -267,6 +285,8 @@ def test_wrong_flags_are_named(flags, message):
         ("--scale_loss 1024 --bf16", "--scale_loss does nothing without --fp16"),
         ("--fp16_opt_level O2", "--fp16_opt_level does nothing without --bf16 or --fp16"),
         ("--num_cycles 2", "--num_cycles does nothing without --lr_scheduler_type cosine"),
+        ("--min_lr 1e-6 --lr_scheduler polynomial", "--min_lr does nothing without --lr_scheduler_type cosine"),
+        ("--lr_steps 1:9,0 --lr_scheduler cosine", "--lr_steps does nothing without --lr_scheduler_type piecewise_c"),
         ("--lr_end 1e-6 --lr_scheduler cosine", "--lr_end does nothing without --lr_scheduler_type polynomial"),
         ("--ema_decay 0.9", "--ema_decay does nothing without --use_ema"),
         (
@@ -274,6 +294,7 @@ def test_wrong_flags_are_named(flags, message):
             "--text_encoder_learning_rate does nothing without a text encoder that is trained",
         ),
         ("--validation_rows 9", "--validation_rows does nothing without --validation_file_list"),
+        ("--validation_prompts x --image_logging_steps -1", "--validation_prompts does nothing without --image_log"),
         ("--validation_prompts x --image_logging_steps 0", "--validation_prompts does nothing without --image_logging"),
         ("--ema_decay 0.9 --use_ema --fp16 --fp16_opt_level O2 --scale_loss 9 --lr_scheduler polynomial --power 2", ""),
     ],

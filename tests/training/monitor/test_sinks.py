@@ -2,6 +2,8 @@
 
 import json
 import struct
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from ppldm.training.metrics import (
     old_pictures,
 )
 from ppldm.training.report import log_metrics, open_sinks
+from ppldm.training.sinks import WandbSink
 from ppldm.utils.errors import ConfigError
 from ppldm.utils.pictures import save_png
 
@@ -109,6 +112,20 @@ def test_wandb_goes_on_under_one_number(tmp_path, monkeypatch):
     assert runs and all(name.endswith(number) for name in runs)
     write(tmp_path, ["wandb"], 0, range(1, 3))
     assert (tmp_path / WANDB_ID_FILE).read_text().strip() != number
+
+
+@pytest.mark.parametrize("said, project", [(None, "ppldm"), ("", "ppldm"), ("mine", "mine")])
+def test_the_project_of_wandb_is_what_its_variable_says(tmp_path, monkeypatch, said, project):
+    """By a stand-in for the package, which takes what it is called with."""
+    given = {}
+    stand_in = SimpleNamespace(init=lambda **settings: given.update(settings), Image=None)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)
+    if said is None:
+        monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_PROJECT", said)
+    WandbSink(tmp_path, 0, {})
+    assert given["project"] == project and given["name"] == tmp_path.name
 
 
 def test_what_is_not_installed_is_said_in_a_line(monkeypatch):

@@ -1,12 +1,16 @@
 """AdamW, and the learning rate in updates."""
 
+import math
+from operator import itemgetter
 from types import SimpleNamespace
 
 import numpy as np
 import paddle
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ppldm.config.training import LR_SCHEDULES
+from ppldm.config.training import LR_SCHEDULES, read_lr_steps
 from ppldm.networks.model import Component
 from ppldm.training.optimizer import (
     ClipByGroup,
@@ -16,12 +20,16 @@ from ppldm.training.optimizer import (
     lr_factor,
     squared_norms,
 )
+from ppldm.utils.errors import ConfigError
 
 
 @pytest.mark.parametrize("schedule", LR_SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1, 10])
 def test_warmup_then_schedule(schedule, warmup):
-    factors = [lr_factor(update, schedule, warmup, 110) for update in range(111)]
+    factors = [
+        lr_factor(update, schedule, warmup, 110, steps=((60, 1.0), (110, 0.5), (math.inf, 0.0)))
+        for update in range(111)
+    ]
     assert factors[:warmup] == pytest.approx([update / warmup for update in range(warmup)])
     assert factors[warmup] == 1.0
     assert all(a >= b for a, b in zip(factors[warmup:], factors[warmup + 1 :], strict=False))
@@ -29,7 +37,7 @@ def test_warmup_then_schedule(schedule, warmup):
 
 
 @pytest.mark.parametrize(
-    "schedule, expected", [("linear", 0.5), ("cosine", 0.5), ("cosine_with_restarts", 0.5), ("polynomial", 0.55)]
+    "schedule, expected", [("linear", 0.5), ("cosine", 0.55), ("cosine_with_restarts", 0.5), ("polynomial", 0.55)]
 )
 def test_half_way(schedule, expected):
     assert lr_factor(60, schedule, 10, 110, end_factor=0.1) == pytest.approx(expected)
@@ -52,12 +60,41 @@ def test_cosine_cycles_and_polynomial_power():
 def test_agrees_with_ppdiffusers(schedule):
     from ppdiffusers.optimization import get_scheduler
 
-    scheduler = get_scheduler(schedule, 0.1, num_warmup_steps=5, num_training_steps=25, num_cycles=2)
-    warmup = 0 if schedule == "constant" else 5
+    rules, cycles = "1:5,0.1:15,0.01", 2 if "restarts" in schedule else 0.5
+    scheduler = get_scheduler(schedule, 0.1, rules, num_warmup_steps=5, num_training_steps=25, num_cycles=2)
+    warmup, end = 0 if schedule in ("constant", "piecewise_constant") else 5, 1e-6 * (schedule == "polynomial")
     for update in range(25):
-        expected = 0.1 * lr_factor(update, schedule, warmup, 25, 1e-7 / 0.1, 2 if "restarts" in schedule else 0.5)
+        expected = 0.1 * lr_factor(update, schedule, warmup, 25, end, cycles, steps=read_lr_steps(rules))
         assert scheduler.get_lr() == pytest.approx(expected, abs=1e-12), update
         scheduler.step()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 40)), max_size=5, unique_by=itemgetter(1)), st.floats(0, 10))
+def test_steps_are_those_of_diffusers(rules, last):
+    """In any order, and counted from 0: ppdiffusers' `get_piecewise_constant_schedule` is diffusers'."""
+    from ppdiffusers.optimization import get_piecewise_constant_schedule
+
+    text = ",".join([*(f"{factor!r}:{update}" for factor, update in rules), repr(last)])
+    theirs = get_piecewise_constant_schedule(0.5, text)
+    ours = rates_of(45, learning_rate=0.5, warmup_steps=0, lr_scheduler_type="piecewise_constant", lr_steps=text)
+    for rate in ours:
+        assert rate == theirs.get_lr()
+        theirs.step()
+
+
+@pytest.mark.parametrize("text", [None, "", "1:2", "1:2,", "2,1", "1:a,1", "1:2,3:2,1", "-1:2,1", "nan", "1:2:3,1"])
+def test_steps_that_say_no_rate_are_refused(text):
+    with pytest.raises(ConfigError, match=f"with --lr_steps {text}: write factors .* as 1:1000,0.1:5000,0.01"):
+        read_lr_steps(text)
+
+
+@pytest.mark.parametrize("scale_lr, top", [(False, 0.1), (True, 0.2)])
+def test_a_cosine_ends_at_the_rate_given(scale_lr, top):
+    settings = {"lr_scheduler_type": "cosine", "warmup_steps": 0, "scale_lr": scale_lr, "lr_batch_size": 4}
+    waves = [(1 + math.cos(math.pi * update / 6)) / 2 for update in range(7)]
+    assert rates_of(6, **settings, min_lr=0.05) == pytest.approx([0.05 + (top - 0.05) * wave for wave in waves])
+    assert rates_of(6, **settings) == [top * wave for wave in waves]  # to the bit
 
 
 def test_published_rate_is_scaled_from_512():
@@ -76,7 +113,7 @@ def arguments(**changes):
         "learning_rate": 0.1,
         "scale_lr": False, "lr_batch_size": 1,
         "lr_scheduler_type": "linear", "warmup_steps": 2, "warmup_ratio": 0.0,
-        "num_cycles": 0.5, "lr_end": 1e-7, "power": 1.0,
+        "num_cycles": 0.5, "lr_end": 1e-7, "min_lr": 0.0, "lr_steps": "1", "power": 1.0,
         "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8,
         "weight_decay": 0.5, "decay_norms_and_biases": True, "max_grad_norm": -1.0, "fused_adamw": False,
         "sharding": "",
@@ -253,8 +290,9 @@ def test_a_component_that_begins_later_learns_alike_by_the_fused_update(monkeypa
 @pytest.mark.parametrize("lr_end", [0.0, 0.1, 0.2, 1.0])
 @pytest.mark.parametrize("scale_lr", [False, True])
 def test_what_a_run_does_not_get_of_its_schedule_is_said(schedule, warmup, steps, lr_end, scale_lr, capsys):
-    settings = {"scale_lr": scale_lr, "lr_batch_size": 4, "warmup_steps": warmup, "lr_end": lr_end}
+    settings = {"scale_lr": scale_lr, "lr_batch_size": 4, "warmup_steps": warmup, "lr_end": lr_end, "min_lr": lr_end}
     rates, top = rates_of(steps, lr_scheduler_type=schedule, **settings), 0.2 if scale_lr else 0.1
     said = capsys.readouterr().err
     assert (max(rates[:steps]) < top * (1 - 1e-9)) == (f"the warm-up of {warmup} updates" in said)
-    assert (schedule == "polynomial" and lr_end > top) == (f"--lr_end {lr_end:g} is above the learning rate" in said)
+    flag = {"polynomial": "--lr_end", "cosine": "--min_lr"}.get(schedule)
+    assert (flag is not None and lr_end > top) == (f"{flag} {lr_end:g} is above the learning rate" in said)
