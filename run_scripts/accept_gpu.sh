@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # Does everything that needs a GPU, or another device, work on this one?  bash run_scripts/accept_gpu.sh [--help]
 set -euo pipefail
 # shellcheck source=run_scripts/lib.sh

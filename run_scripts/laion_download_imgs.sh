@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # Download the pictures of one part of LAION metadata, or of all:  bash run_scripts/laion_download_imgs.sh PART_ID
 # PART_ID is the number of METADATA_DIR/part_N.parquet, as `ppldm filter` writes them; 0 means all. The same command
 # again goes on where it stopped. Flags after the number win (`ppldm download --help`).

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # Make requirements/lock.txt and lock-gpu.txt again, after a change of setup.py's requirements:  bash run_scripts/lock.sh [--upgrade]
 #
 # The lock holds one exact version of every package of core, cpu, demo and test, for Linux and Python 3.10 to 3.13

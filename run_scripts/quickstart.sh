@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # From nothing to pictures: the environment, then `ppldm quickstart` in it, whose flags these are.
 set -euo pipefail
 # shellcheck source=run_scripts/lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # Train under PaddleNLP's Trainer on one device.
 # Settings: environment variables of launch.sh (BATCH_SIZE=2 bash run_scripts/run_single_trainer.sh); flags after the name win.
 set -euo pipefail

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # Make the environment for this machine's device, and show the commands that do it.
 set -euo pipefail
 # shellcheck source=run_scripts/lib.sh

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # Make the environment where it is missing and run the tests.
 set -euo pipefail
 # shellcheck source=run_scripts/lib.sh

@@ -118,6 +118,18 @@ def test_scripts_parse(script):
     subprocess.run(["bash", "-n", script], check=True)
 
 
+def test_scripts_that_are_typed_after_sh_go_on_in_bash():
+    """Recipes write `sh laion_download_imgs.sh 1`, and sh is dash on Debian and Ubuntu."""
+    scripts = sorted((ROOT / "run_scripts").rglob("*.sh"))
+    typed = {path: text.splitlines() for path in scripts if (text := path.read_text()).startswith("#!")}
+    assert [
+        path.name for path, lines in typed.items() if lines[1] != '[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"'
+    ] == []
+    shell = shutil.which("dash") or "sh"
+    status, _, stderr = run_script(shell, ROOT / "run_scripts/laion_download_imgs.sh", PYTHON="/bin/false")
+    assert status == 2 and "which part?" in stderr and len(typed) > 5
+
+
 def run_script(*command, **variables):
     """Run a command with the given changes of the environment; its exit status, stdout and stderr."""
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+[ -n "$BASH_VERSION" ] || exec bash "$0" "$@"
 # Train on machines that ssh reaches, without a scheduler:
 #
 #     bash run_scripts/ssh/train.sh gpu1 gpu2 -- --config /data/recipe.yaml --max_restarts 10
