@@ -68,7 +68,9 @@ def download(
     max_aspect_ratio: float = inf,  # pictures whose long side is more than this times the short one are left out
     url_col: str = "",  # column of the URL; by default URL, or a known other name of it
     caption_col: str = "",  # column of the caption; by default TEXT, or a known other name of it
-    save_additional_columns: str = "",  # columns kept, a comma between; by default LAION's: similarity, hash, ...
+    save_additional_columns: str = "",  # columns kept, as a,b or JSON; by default LAION's: similarity, hash, ...
+    verify_hash: str = "",  # COLUMN or COLUMN,md5 (sha256, sha512): only files that have this hash are kept
+    compute_hash: str = "sha256",  # md5, sha256 or sha512 of each file as it came, in a column of that name; or none
     user_agent_token: str = "",  # your name for sites that allow or forbid by name (X-Robots-Tag: NAME: noai)
     disallowed_header_directives: str = "noai,noimageai,noindex,noimageindex,noml",  # X-Robots-Tag that forbid; or none
     ignore_ssl_certificate: bool = False,  # fetch over TLS whoever answers; for sites whose certificates have expired
@@ -164,7 +166,8 @@ def _find_columns(metadata: Path | RemotePath, flags: SimpleNamespace) -> tuple[
     """Each part and its columns, and those kept, by the first part's names. Raises ConfigError where parts differ."""
     found, kept = [], ()
     for part in find_parts(metadata, flags.part_id):
-        own = find_columns(part.path, flags.url_col, flags.caption_col, _words(flags.save_additional_columns))
+        named = map(_words, (flags.save_additional_columns, flags.verify_hash))
+        own = find_columns(part.path, flags.url_col, flags.caption_col, *named)
         kept = kept if found else tuple(own.kept)
         columns = own.under_names(kept)
         if columns is None:
@@ -177,7 +180,9 @@ def _find_columns(metadata: Path | RemotePath, flags: SimpleNamespace) -> tuple[
 
 
 def _words(text: str) -> tuple[str, ...]:
-    return tuple(word.strip() for word in text.split(",") if word.strip())
+    """Those of a list, as `a,b` or as img2dataset takes it, `["a","b"]`."""
+    words = (word.strip(" \t\n\"'") for word in text.strip().removeprefix("[").removesuffix("]").split(","))
+    return tuple(word for word in words if word)
 
 
 def download_shard_at(task: ShardTask, settings: ShardSettings, hadoop: str) -> dict:

@@ -49,7 +49,7 @@ _CLASSES = {
     "too_large": (r"area too large|decompression bomb|too many bytes", "more pixels or bytes than allowed"),
     "too_small": (r"too small", "fewer pixels than --min-image-size"),
     "aspect": (r"aspect ratio", "longer than --max-aspect-ratio allows"),
-    "hash": (r"hash mismatch", "not the file that the metadata names"),
+    "hash": (r"hash mismatch", "not the file of --verify-hash"),
     "decode": (r"(?i)decod|no known format", "not a picture, or a damaged one"),
     "other": (r"", "anything else"),
 }

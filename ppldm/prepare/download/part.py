@@ -38,7 +38,7 @@ KEPT_COLUMNS = (
     "NSFW",
 )  # fmt: skip
 # img2dataset writes columns of these names itself.
-_RESERVED = {*shard.FACTS, *shard.RETRY_COLUMNS, "caption", "url", "md5", "sha512", "jpg", "txt"}
+_RESERVED = {*shard.FACTS, *shard.RETRY_COLUMNS, *shard.HASHES, "caption", "url", "jpg", "txt"}
 _PLAIN = re.compile(r"u?int\d+|halffloat|float|double|bool|string|large_string|null")  # types of what can be kept
 _BATCH_ROWS = 8192
 
@@ -104,6 +104,7 @@ class PartDownload:
             "disallowed_header_directives": sorted(settings.fetch.disallowed_header_directives),
             "columns": list(settings.columns),
         } | settings.fetch.blocked.settings
+        plan |= {"compute_hash": settings.compute_hash} if settings.compute_hash != "sha256" else {}
         return plan, fingerprint_of([path], (self.job.plan or {}).get("input"))
 
     @cached_property
@@ -254,8 +255,11 @@ def _read_batches(path: Path | RemotePath, **options) -> Iterator[pa.RecordBatch
         raise DataError(f"{path} is damaged ({error}); fetch or make it again") from error
 
 
-def find_columns(path: Path, url: str = "", caption: str = "", names: Sequence[str] = ()) -> RowColumns:
-    """The columns of a parquet file: those named, else those known by their names. Raises ConfigError."""
+def find_columns(
+    path: Path, url: str = "", caption: str = "", names: Sequence[str] = (), verify: Sequence[str] = ()
+) -> RowColumns:
+    """The columns of a parquet file: those named, else those known by their names; `verify`: that of the files' hashes,
+    and which hash it is, if its name does not say it. Raises ConfigError."""
     schema = open_parquet(path).schema_arrow
     columns, taken = Columns(dict.fromkeys(schema.names, "")), []
     for wanted, flag in ((url or "URL", "--url-col"), (caption or "TEXT", "--caption-col")):
@@ -267,9 +271,16 @@ def find_columns(path: Path, url: str = "", caption: str = "", names: Sequence[s
         taken.append(found)
     names = names or [name for name in KEPT_COLUMNS if name in schema.names]
     kept = {name: columns.find(name) or name for name in names}
+    if verify:
+        if len(verify) > 2 or verify[-1] not in shard.HASHES:
+            forms = ", ".join(f"COLUMN,{kind}" for kind in shard.HASHES)
+            raise ConfigError(f"--verify-hash {','.join(verify)} does not say which hash it is; write one of {forms}")
+        kept[shard.EXPECTED + verify[-1]] = verify[0]
     for name, source in kept.items():
         if source not in schema.names:
-            raise ConfigError(f"{path} has no column {name!r}; it has {', '.join(schema.names)}")
+            raise ConfigError(f"{path} has no column {source!r}; it has {', '.join(schema.names)}")
+        if name.startswith(shard.EXPECTED) and "string" not in (kind := str(schema.field(source).type)):
+            raise ConfigError(f"column {source!r} of {path} is {kind} and no text of a hash; correct --verify-hash")
         if name in _RESERVED:
             raise ConfigError(f"column {name!r} cannot be kept: img2dataset writes one of that name; rename it")
         if not _PLAIN.fullmatch(str(schema.field(source).type)):

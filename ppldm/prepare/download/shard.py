@@ -28,7 +28,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,12 +54,15 @@ RETRY_COLUMNS = ("retry_of", "retried_after")
 # What img2dataset's tables say of a row besides its metadata, in their order.
 _SIZES = ("width", "height", "original_width", "original_height")
 FACTS = {name: pa.string() for name in ("key", "status", "error_message")}
-FACTS |= dict.fromkeys(_SIZES, pa.int32()) | {"exif": pa.string(), "sha256": pa.string()}
+FACTS |= dict.fromkeys(_SIZES, pa.int32()) | {"exif": pa.string()}
+HASHES = ("md5", "sha256", "sha512")  # further columns, of which one may be asked for
+EXPECTED = "expected_"  # and the hash: the column of what a file must have to be kept
 
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """How a shard is fetched and kept. `columns` are those of the metadata kept beside url and caption."""
+    """How a shard is fetched and kept. `columns` are those of the metadata kept beside url and caption. `compute_hash`:
+    of HASHES, or "none"."""
 
     fetch: FetchSettings
     resizer: Resizer
@@ -68,13 +71,21 @@ class ShardSettings:
     number_sample_per_shard: int
     thread_count: int
     shard_seconds: float
+    compute_hash: str = "sha256"
 
     def __post_init__(self):
         if self.output_format not in _WRITERS:
             raise ConfigError(f"--output-format {self.output_format!r} is unknown; use {', '.join(_WRITERS)}")
+        if self.compute_hash not in (*HASHES, "none"):
+            raise ConfigError(f"--compute-hash {self.compute_hash!r} is unknown; use {', '.join(HASHES)} or none")
         require("number-sample-per-shard", self.number_sample_per_shard, 1)
         require("thread-count", self.thread_count, 1)
         require("shard-seconds", self.shard_seconds)
+
+    @property
+    def facts(self) -> dict[str, pa.DataType]:
+        """FACTS, and the hash that is asked for."""
+        return FACTS | ({} if self.compute_hash == "none" else {self.compute_hash: pa.string()})
 
 
 @dataclass(frozen=True)
@@ -147,7 +158,8 @@ def _stamp(task: ShardTask, settings: ShardSettings) -> str:
     """Tells the rows of a shard, and the settings that decide what becomes of one, from any other."""
     fetch = settings.fetch
     allowed = fetch.user_agent_token, fetch.disallowed_header_directives, fetch.check_certificates, fetch.refuse_private
-    decisive = settings.resizer, fetch.max_bytes, *allowed, CLASSES_VERSION, *fetch.blocked.settings.values()
+    kept = settings.resizer, settings.compute_hash
+    decisive = *kept, fetch.max_bytes, *allowed, CLASSES_VERSION, *fetch.blocked.settings.values()
     return hashlib.sha256(task.rows_file.read_bytes() + repr(decisive).encode()).hexdigest()
 
 
@@ -168,12 +180,12 @@ def _make_shard(
     with closing(fetcher.fetch_all(missing, settings.thread_count)) as arriving:
         for number, fetched in arriving:
             key = f"{task.number * 10**digits + number:0{OOM_SHARD_COUNT + digits}}"
-            facts, image = _examine(fetched, settings.resizer, journal.decoding(number))
+            facts, image = _examine(fetched, settings, journal.decoding(number), rows[number])
             meta = rows[number] | {"key": key} | facts
             if not journal.add(number, meta, image):
                 unrecorded[number] = meta
             on_fetch()
-    schema = pa.schema([*table.schema, *FACTS.items()], table.schema.metadata)
+    schema = pa.schema([*table.schema, *settings.facts.items()], table.schema.metadata)
     make_writer = getattr(img2dataset.writer, f"{_WRITERS[settings.output_format]}SampleWriter")
     writer = make_writer(task.number, str(work), True, OOM_SHARD_COUNT, schema, "jpg")
     statuses, messages = Counter(), Counter()
@@ -189,19 +201,24 @@ def _make_shard(
 
 
 def _examine(
-    fetched: bytes | FetchError, resizer: Resizer, decoding: AbstractContextManager
+    fetched: bytes | FetchError, settings: ShardSettings, decoding: AbstractContextManager, row: Mapping
 ) -> tuple[dict, bytes | None]:
-    """(what img2dataset's tables say of a row, from its status on; its picture as kept, or None)."""
-    facts = dict.fromkeys(name for name in FACTS if name != "key")
+    """(what img2dataset's tables say of a row, from its status on; its picture as kept, or None). `row`: its columns,
+    of which those that begin with EXPECTED must be true of the file."""
+    facts = dict.fromkeys(name for name in settings.facts if name != "key")
+    for kind in HASHES if isinstance(fetched, bytes) else ():
+        if EXPECTED + kind in row and hashlib.new(kind, fetched).hexdigest() != str(row[EXPECTED + kind]).lower():
+            return facts | {"status": "failed_to_download", "error_message": "hash mismatch"}, None
     if isinstance(fetched, FetchError):
         return facts | {"status": "failed_to_download", "error_message": str(fetched)}, None
     try:
         with decoding:
-            image, *sizes = resizer.fit(fetched)
+            image, *sizes = settings.resizer.fit(fetched)
     except RowError as error:
         return facts | {"status": "failed_to_resize", "error_message": str(error)}, None
     facts |= {"status": "success"} | dict(zip(_SIZES, sizes, strict=True))
-    return facts | {"exif": _read_exif(fetched), "sha256": hashlib.sha256(fetched).hexdigest()}, image
+    hashes = {kind: hashlib.new(kind, fetched).hexdigest() for kind in HASHES if kind in facts}
+    return facts | {"exif": _read_exif(fetched)} | hashes, image
 
 
 def _read_exif(image: bytes) -> str | None:
@@ -221,7 +238,7 @@ def fetch_samples(urls: Sequence[str], settings: ShardSettings, seconds: float) 
     samples: list = [None] * len(urls)
     fetcher = Fetcher(settings.fetch, time.monotonic() + seconds)
     for number, fetched in fetcher.fetch_all(dict(enumerate(urls)), settings.thread_count):
-        facts, image = _examine(fetched, settings.resizer, nullcontext())
+        facts, image = _examine(fetched, settings, nullcontext(), {})
         samples[number] = Outcome(urls[number], facts["status"], facts["error_message"]), len(image or b"")
     return samples
 

@@ -1,6 +1,7 @@
 """Laws: every row has its picture or a reason; a shard is finished or absent; retries touch nothing that is good; a
 broken network stops the command before anything is marked complete."""
 
+import hashlib
 import json
 import os
 import signal
@@ -337,3 +338,52 @@ def test_bad_flags_are_one_line(tmp_path, changes, message):
     metadata = write_metadata(tmp_path / "part_1.parquet", ["http://127.0.0.1:9/x.jpg"])
     with pytest.raises(ConfigError, match=message):
         download(metadata, tmp_path / "out", **SETTINGS | changes)
+
+
+def test_what_is_not_the_file_that_the_metadata_names_is_left_out(server, tmp_path, capsys):
+    """And a retry verifies too; the hash that is recorded is the one that is asked for."""
+    pictures = [web.encode(web.picture(number)) for number in range(12)]
+    hashes = [hashlib.md5(one).hexdigest() for one in pictures[:10]] + ["0" * 32, None]
+    hashes[1] = hashes[1].upper()
+    urls = [server.url(f"{'late' if number == 2 else 'good'}/{number}.jpg") for number in range(12)]
+    metadata = write_metadata(tmp_path / "part_1.parquet", urls, digest=hashes)
+    settings = SETTINGS | {"verify_hash": '["digest","md5"]', "compute_hash": "sha512"}
+    report = download(metadata, tmp_path / "out", **settings)
+    assert report["success"] == 9 and report["failed"] == {"5xx": 1, "hash": 2}, report["examples"]
+    for row in read_rows(tmp_path / "out/part_1"):
+        number = row["hash"]
+        assert row["expected_md5"] == hashes[number] and "sha256" not in row
+        kept = hashlib.sha512(pictures[number]).hexdigest() if number not in (2, 10, 11) else None
+        assert row["sha512"] == kept
+    with pytest.raises(ConfigError, match="compute_hash"):
+        download(metadata, tmp_path / "out", **settings | {"compute_hash": "sha256"})
+    download(metadata, tmp_path / "new", **SETTINGS, compute_hash="none")
+    assert not any({"md5", "sha256", "sha512"} & row.keys() for row in read_rows(tmp_path / "new/part_1"))
+
+
+def test_a_retried_row_is_verified_too(server, tmp_path, capsys):
+    hashes = [hashlib.md5(web.encode(web.picture(number % 2))).hexdigest() for number in range(4)]
+    urls = [server.url(f"late/{number}.jpg") for number in range(4)]
+    metadata = write_metadata(tmp_path / "part_1.parquet", urls, md5=hashes)
+    settings = SETTINGS | {"verify_hash": "md5"}
+    assert download(metadata, tmp_path / "out", **settings)["failed"] == {"5xx": 4}
+    server.healed = True
+    report = download(metadata, tmp_path / "out", **settings, retry_failed=True)
+    assert report["success"] == 2 and report["failed"] == {"hash": 2}
+
+
+@pytest.mark.parametrize(
+    "given, words", [("hash,md5", "no text of a hash"), ("digest", "which hash"), ("none,md5", "no column 'none'")]
+)
+def test_hashes_that_cannot_be_verified_are_refused(tmp_path, given, words):
+    metadata = write_metadata(tmp_path / "part_1.parquet", ["http://x/1.jpg"], digest=["0" * 32])
+    with pytest.raises(ConfigError, match=words):
+        download(metadata, tmp_path / "out", **SETTINGS, verify_hash=given)
+
+
+def test_lists_are_taken_as_img2dataset_takes_them(server, tmp_path, capsys):
+    metadata = write_metadata(tmp_path / "part_1.parquet", [server.url("opted-out.jpg")], similarity=[0.5], x=["a"])
+    json_list, settings = '["similarity", "hash"]', SETTINGS | {"disallowed_header_directives": "[]"}
+    assert download(metadata, tmp_path / "out", **settings, save_additional_columns=json_list)["success"] == 1
+    (row,) = read_rows(tmp_path / "out/part_1")
+    assert row["similarity"] == 0.5 and row["hash"] == 0 and "x" not in row
