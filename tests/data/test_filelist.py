@@ -255,6 +255,9 @@ def test_the_shipped_lists_are_the_published_ones(monkeypatch):
     (item,) = read_filelist_list("data/filelist/train.filelist.list")
     assert item.weight is None and os.path.samefile(item.path, "data/filelist/laion400m_en.filelist")
     assert read_filelist(item.path) == [Path(f"/data/laion400m/part-0000{i}.gz") for i in range(10)]
+    (item,) = read_filelist_list("data/filelist/laion_aes.filelist.list")
+    assert item.layout == "laion_aes" and item.weight is None
+    assert read_filelist(item.path) == [Path(f"/root/laion_aes/part-{i:05}") for i in range(50)]
 
 
 def run_script(cwd, script, *flags):
