@@ -8,12 +8,13 @@ from toy import registered_toy
 from toy_runs import train
 from web import encode, picture
 
-from ppldm.data.filelist import read_sources, take_fingerprint, write_filelist
+from ppldm.data.filelist import read_sources, write_filelist
+from ppldm.data.formats import mds
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
 from ppldm.data.select.selection import select_rows
-from ppldm.utils.errors import ConfigError, DataError, FilelistError
+from ppldm.utils.errors import ConfigError, DataError, FilelistError, PartError
 from ppldm.utils.store import client
 from ppldm.utils.store.cache import in_store
 
@@ -23,11 +24,6 @@ def upload(folder: Path, url: str, pattern: str = "*") -> str:
         if path.is_file():
             client.put(path, f"{url}/{path.name}")
     return url
-
-
-def fingerprint(sources):
-    selection = select_rows(sources)
-    return take_fingerprint(sources, selection.part_bounds, selection.contents).digest
 
 
 @pytest.mark.parametrize("pattern", ["*", "*[!x]"], ids=["with indexes", "without"])
@@ -44,6 +40,37 @@ def test_a_run_in_a_store_is_the_run_on_disk(tiny, store, pattern):
         assert len(rows) == len(expected) and rows.identity == expected.identity
         assert all(rows.read(number) == expected.read(number) for number in range(len(rows)))
         rows.close()
+
+
+@pytest.mark.parametrize("suffix", ["", ".zstd"])
+def test_shards_of_mosaicml_come_from_a_store(make_rows, store, tmp_path, monkeypatch, suffix):
+    """Each checked by the one index.json beside them, which is fetched once; without it, too."""
+    monkeypatch.setattr(mds, "SHARD_BYTES", 3000)
+    (folder := tmp_path / "set").mkdir()
+    shards = mds.write_shards(folder, ".", make_rows(0, 12), suffix)
+    stated = [shard["zip_data"] or shard["raw_data"] for shard in shards]
+    for file in stated:
+        file["basename"] = file["basename"].removeprefix("./")
+    write_filelist(folder / "all.filelist", [file["basename"] for file in stated])
+    write_filelist(folder / "all.filelist.list", ["all.filelist format=mds"])
+    (own,) = read_sources(folder / "all.filelist.list")
+    (bare,) = read_sources(f"{upload(folder, 's3://bucket/bare')}/all.filelist.list")
+    (folder / "index.json").write_text(json.dumps({"shards": shards}))
+    (there,) = read_sources(f"{upload(folder, 's3://bucket/set')}/all.filelist.list")
+    contents = [select_rows([source]).contents for source in (own, there, bare)]
+    assert len(stated) > 1 and contents[0] == contents[1] == contents[2]
+    for local, *parts in zip(own.parts, there.parts, bare.parts, strict=True):
+        expected = open_part(local, own)
+        for path in parts:
+            rows = open_part(path, there)
+            assert in_store(path) and [*map(rows.read, range(len(rows)))] == [*map(expected.read, range(len(rows)))]
+            rows.close()
+    stated[1]["bytes"] += 1
+    (folder / "index.json").write_text(json.dumps({"shards": shards}))
+    (wrong,) = read_sources(f"{upload(folder, 's3://bucket/wrong', '*[!x]')}/all.filelist.list")
+    with pytest.raises(PartError, match="index.json says"):
+        select_rows([wrong])
+    assert len([*(tmp_path / "cache/stores").rglob("wrong/index.json@*/index.json")]) == 1
 
 
 def test_what_a_filelist_names(tiny, store, tmp_path):

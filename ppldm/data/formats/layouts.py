@@ -39,7 +39,7 @@ class Format:
     """A kind of files that rows are read from. reader: `module:class` in this folder, a kind of `base.IndexedRows`,
     imported when a list names the format. names: what its files are called in a folder without a list (a regular
     expression); None: a folder is one file of rows. holds_rows: a file's bytes are its rows, so that two equal files
-    are the same data. in_store: they need no other file, so that a store may have them."""
+    are the same data. in_store: rows need no other file, so that a store may have them."""
 
     reader: str
     names: str | None = None
@@ -51,7 +51,7 @@ FORMATS = {  # in the order in which a folder is tried
     "part": Format("part:Part", r"part-.+", holds_rows=True, in_store=True),
     "webdataset": Format("tar:TarShard", r".+\.tar", holds_rows=True, in_store=True),
     "parquet": Format("parquet_table:ParquetTable", r".+\.parquet", holds_rows=True, in_store=True),
-    "mds": Format("mds:MdsShard", r".+\.mds(\.zstd)?", holds_rows=True),
+    "mds": Format("mds:MdsShard", r".+\.mds(\.zstd)?", holds_rows=True, in_store=True),
     "csv": Format("csv_table:CsvTable", r"metadata\.csv"),
     "folder": Format("folder:ImageFolder"),
 }

@@ -26,12 +26,13 @@ from typing import BinaryIO
 import numpy as np
 
 from ...utils.checksums import hash_file, measure_file
-from ...utils.errors import PartError, RowError
+from ...utils.errors import PartError, RowError, StoreError
 from ...utils.files import read_json
+from ...utils.store.cache import address_of, hold, in_store, place_of
 from ..images import image_size
 from . import base
-from .index import MDS_SAMPLES, Index, IndexSpec, stat_part
-from .layouts import CONTROL_COLUMNS, CONTROL_LAYOUT, DEFAULT_LAYOUT
+from .index import MDS_SAMPLES, Index, IndexSpec
+from .layouts import CONTROL_COLUMNS, DEFAULT_LAYOUT
 from .parquet_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from .row import Row, decode_text
 
@@ -224,12 +225,14 @@ class MdsShard(base.IndexedRows):
     spec = IndexSpec((MDS_SAMPLES,))
 
     def __init__(self, path, layout: str = DEFAULT_LAYOUT):
-        stat_part(Path(path), self.spec)
-        self._layout = MdsLayout(Path(path), layout == CONTROL_LAYOUT)
-        self.latents, self.has_images = self._layout.latents, self._layout.image is not None
         self._copy_kind = _UNPACKED if is_packed(Path(path)) else ""
-        self.has_caption_latents = _CAPTION_LATENTS in self._layout.named("bytes")
         super().__init__(path, layout)
+        self.latents, self.has_images = self._layout.latents, self._layout.image is not None
+        self.has_caption_latents = _CAPTION_LATENTS in self._layout.named("bytes")
+
+    @cached_property
+    def _layout(self) -> MdsLayout:
+        return MdsLayout(self.path, self._has_control)
 
     def read_fields(self, row: int) -> tuple[str, dict]:
         where = self._where(row)
@@ -323,9 +326,18 @@ def _decode(encoding: str, data: bytes, where: str):
 
 
 def _check_stated(path: Path) -> None:
-    """Compare a shard with the bytes and hashes that `index.json` says of it. Raises PartError, OSError."""
-    index, num_bytes = path.with_name(STATED), path.stat().st_size
+    """Compare a shard with the bytes and hashes that `index.json` says of it. Raises PartError, StoreError, OSError."""
+    index, num_bytes, release = path.with_name(STATED), path.stat().st_size, None
+    if in_store(path):
+        try:
+            index = place_of(address_of(index))  # one for all shards of a folder
+            release = hold(index)
+        except StoreError as error:
+            if not error.missing:
+                raise
     stated = _read_stated(index, index.stat().st_mtime_ns).get(path.name, {}) if index.exists() else {}
+    if release:
+        release()
     if num_bytes != stated.get("bytes", num_bytes):
         raise PartError(f"{path} has {num_bytes} bytes where {STATED} says {stated['bytes']}; get it again")
     for name, digest in stated.get("hashes", {}).items():
