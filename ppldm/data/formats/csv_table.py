@@ -21,7 +21,7 @@ from .row import Row, decode_text, find_name
 IMAGEFOLDER_TABLES = ("metadata.jsonl", "metadata.csv")
 IMAGE_COLUMNS = ("dir", "path", "image", "file", "filepath", "file_name", "image_path", "filename", "image_name")
 CAPTION_COLUMNS = ("text", "caption", "title", "txt", "prompt", "TEXT", "description")
-_TEXT_COLUMNS = {*IMAGE_COLUMNS, *CAPTION_COLUMNS, "key"}  # whose numbers stay text
+KNOWN = IMAGE_COLUMNS, CAPTION_COLUMNS
 
 # A field that is longer is an error of the whole table; by default that is 131,072 characters.
 csv.field_size_limit(base.MAX_ROW_BYTES)
@@ -86,14 +86,16 @@ def warn_of_unnamed(table: Path, named: Iterable[Path]) -> None:
         get_logger().warning("%s: no line for %d picture(s) such as %s", table, len(left), left[0])
 
 
-def read_table(file, path: Path, has_control: bool = False) -> tuple[list[str], Iterator[tuple[int, int, list[str]]]]:
+def read_table(
+    file, path: Path, has_control: bool = False, known: tuple[tuple[str, ...], ...] = KNOWN
+) -> tuple[list[str], Iterator[tuple[int, int, list[str]]]]:
     """(columns, records after the header as `read_records` has them) of a file at its beginning. Raises PartError where
-    no column names pictures, none captions, or none the second images that `has_control` asks for."""
+    no column is among those of `known`, or names the second images that `has_control` asks for."""
     records = read_records(file, path)
     _, _, columns = next(records, (0, 0, None))
     if columns is None:
         raise PartError(f"{path} is empty; its first line should name the columns, such as dir,text")
-    for names in (IMAGE_COLUMNS, CAPTION_COLUMNS, *((CONTROL_COLUMNS,) if has_control else ())):
+    for names in (*known, *((CONTROL_COLUMNS,) if has_control else ())):
         base.find_column(columns, names, path)
     return columns, records
 
@@ -120,12 +122,12 @@ def read_records(file, path: Path) -> Iterator[tuple[int, int, list[str]]]:
         raise PartError(f"{path} is not a table of quoted columns, at line {reader.line_num} ({error})") from error
 
 
-def parse_record(columns: list[str], fields: list[str], where: str) -> dict:
-    """Values by column, numbers as numbers. Raises RowError "columns"."""
+def parse_record(columns: list[str], fields: list[str], where: str, known: tuple[tuple[str, ...], ...] = KNOWN) -> dict:
+    """Values by column, numbers as numbers but for pictures, captions and keys. Raises RowError "columns"."""
     if len(fields) != len(columns):
         raise RowError("columns", f"{where}: {len(fields)} columns where the header has {len(columns)}")
-    named = zip(columns, fields, strict=True)
-    return {name: text if name.casefold() in _TEXT_COLUMNS else _number_or_text(text) for name, text in named}
+    named, texts = zip(columns, fields, strict=True), {name.casefold() for name in (*known[0], *known[1], "key")}
+    return {name: text if name.casefold() in texts else _number_or_text(text) for name, text in named}
 
 
 def find_image(values: Mapping, names: tuple[str, ...] = IMAGE_COLUMNS) -> str | None:
@@ -141,10 +143,11 @@ def leads_out(table: Path, name: str) -> bool:
 
 
 def make_row(
-    values: Mapping, table: Path, where: str, names: tuple[str, ...] = IMAGE_COLUMNS, has_control: bool = False
+    values: Mapping, table: Path, where: str, known: tuple[tuple[str, ...], ...] = KNOWN, has_control: bool = False
 ) -> Row:
-    """The row of a line of a table, its values by column; `names` as `find_image` takes them. Raises RowError
-    "no_image", "outside", "no_control" for `has_control`, "no_caption", "empty_caption", "unreadable"."""
+    """The row of a line of a table, its values by column; `known`: names of that of pictures and that of captions.
+    Raises RowError "no_image", "outside", "no_control" as asked for, "no_caption", "empty_caption", "unreadable"."""
+    names, captions = known
     image = find_image(values, names)
     if image is None:
         raise RowError("no_image", f"{where} names no picture ({', '.join(names)})")
@@ -155,9 +158,9 @@ def make_row(
         if leads_out(table, name):
             problem = f"{where} names {name}, which is outside the folder of {table.name}; move it there"
             raise RowError("outside", problem)
-    caption = _first(values, CAPTION_COLUMNS)
+    caption = _first(values, captions)
     if caption is None:
-        raise RowError("no_caption", f"{where} has no caption ({', '.join(CAPTION_COLUMNS)})")
+        raise RowError("no_caption", f"{where} has no caption ({', '.join(captions)})")
     text = " ".join(str(values[caption]).split())
     if not text:
         raise RowError("empty_caption", f"{where} has an empty caption")

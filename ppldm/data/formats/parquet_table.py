@@ -66,15 +66,17 @@ class ParquetTable(base.LineRows):
 
 
 @contextmanager
-def open_table(path: Path, has_control: bool = False) -> Iterator[tuple]:
-    """(pyarrow ParquetFile; columns of image, caption, second image or None). Raises PartError, also in the block."""
+def open_table(path: Path, has_control: bool = False, image: str = "", caption: str = "") -> Iterator[tuple]:
+    """(pyarrow ParquetFile; columns of image, caption, second image or None); those named, else the known ones. Raises
+    PartError, also in the block."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as table:
             names = table.schema_arrow.names
-            columns = [base.find_column(names, known, path) for known in (IMAGE_COLUMNS, CAPTION_COLUMNS)]
+            known = (image,) if image else IMAGE_COLUMNS, (caption,) if caption else CAPTION_COLUMNS
+            columns = [base.find_column(names, one, path) for one in known]
             yield table, *columns, base.find_column(names, CONTROL_COLUMNS, path) if has_control else None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())[:200]

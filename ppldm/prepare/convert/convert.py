@@ -56,6 +56,8 @@ def convert(
     rows_per_part: int = 1000,  # rows of the input in one part file
     pack_folders: bool = False,  # fill parts with rows of several folders; else each folder makes parts of its own
     idx_to_prompt: str = "",  # JSON file of captions by class, {"0": "tench"}: for .cls of tars, and folders by class
+    image_col: str = "",  # of a table, JSON lines or MDS: column of the pictures; by default image, file_name, ...
+    caption_col: str = "",  # the same of the captions; by default text, caption, ...
     layout: str = DEFAULT_LAYOUT,  # control: each row has a second image too, 0000.control.png (docs/controlnet.md)
     size: int = 0,  # shrink pictures with a longer short side to it, in pixels (JPEG at quality 95); 0: none
     quality: int = 0,  # encode JPEG and WebP anew at this quality, 1 to 100; 0 leaves them as they are
@@ -82,7 +84,7 @@ def convert(
     """
     treatment = Treatment(size, quality, format, min_size, normalise, interpolation)
     asked = name, rows_per_part, treatment, num_workers, master, pack_folders, redo, layout
-    asked += read_block_list(block_list), caption_encoding, idx_to_prompt
+    asked += read_block_list(block_list), caption_encoding, idx_to_prompt, image_col, caption_col
     addresses = [name for name in (folder, out) if is_address(name)]
     on_spark = bool(master) or is_submitted()
     if not on_spark and (remote := next(filter(is_remote, addresses), None)):
@@ -97,6 +99,7 @@ def convert(
 
 
 convert.aliases = {"--normalize": "--normalise", "--class-mapping": "--idx-to-prompt"}
+convert.aliases |= {"--image-key": "--image-col", "--caption-key": "--caption-col"}
 
 
 def convert_source(source, out, name: str = "custom", **settings) -> dict:
@@ -129,6 +132,8 @@ class Conversion:
     blocked: BlockList = NOTHING
     caption_encoding: str = GUESSED_ENCODING
     idx_to_prompt: str = ""
+    image_col: str = ""
+    caption_col: str = ""
 
     def __post_init__(self):
         if not self.name or Path(self.name).name != self.name:
@@ -160,6 +165,7 @@ class Conversion:
         settings |= {"pack_folders": True} if self.pack_folders else {}
         settings |= {"captions": "by class"} if self.idx_to_prompt else {}
         settings |= {"layout": self.layout} if self.layout != DEFAULT_LAYOUT else {}
+        settings |= {name: value for name in ("image_col", "caption_col") if (value := getattr(self, name))}
         return settings | self.blocked.settings | encoding_settings(self.caption_encoding)
 
     def _check(self) -> None:
@@ -199,7 +205,8 @@ class Conversion:
 
     def _make_tasks(self) -> list[PartTask]:
         classes = local_path(self.idx_to_prompt).absolute() if self.idx_to_prompt else None
-        units = find_units(self.source, self.layout == CONTROL_LAYOUT, classes)
+        columns = self.image_col, self.caption_col
+        units = find_units(self.source, self.layout == CONTROL_LAYOUT, classes, columns)
         at_address = isinstance(self.source, AddressPath)
         if at_address:
             counted = part_task.count_on_spark(units, self.rows_per_part, self.master)

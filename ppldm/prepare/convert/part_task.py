@@ -68,6 +68,7 @@ class PartTask:
         settings = place | {"rows": self.span.rows} | self.treatment.settings()
         settings |= {"sides": "rounded down"} if self.treatment.size else {}
         settings |= {"layout": CONTROL_LAYOUT} if self.unit.has_control else {}
+        settings |= {"columns": list(self.unit.columns)} if any(self.unit.columns) else {}
         settings |= self.blocked.settings | encoding_settings(self.caption_encoding)
         unit = self.unit.path
         if isinstance(unit, AddressPath):

@@ -44,7 +44,7 @@ KEY_DIGITS = 9  # as img2dataset writes keys
 # The reason of rows of img2dataset's parquet files that are there to say that their download failed.
 NOT_DOWNLOADED = "not_downloaded"
 # Of a Hugging Face imagefolder this column names the picture, whatever else is there.
-_IMAGE_COLUMNS = ("file_name", *csv_table.IMAGE_COLUMNS)
+_IMAGE_COLUMNS = tuple(dict.fromkeys(("file_name", *csv_table.IMAGE_COLUMNS)))
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Unit(ABC):
-    """Rows that are read together. It can be pickled: a worker process, or a Spark executor, reads its spans."""
+    """Rows that are read together. It can be pickled: a worker process, or a Spark executor, reads its spans.
+    `columns`: of a table, that of pictures and that of captions, "" being one of a known name."""
 
     path: Path
     has_control: bool = False
+    columns: tuple[str, str] = ("", "")
 
     def spans(self, rows: int) -> list[Span]:
         """Spans of at most that many rows, in order. Raises DataError where the unit cannot be read at all."""
@@ -150,12 +152,12 @@ class ParquetUnit(Unit):
     """A table with the bytes of a picture and a caption in each row, as `parquet_table` names columns."""
 
     def _places(self) -> Iterable[tuple[int, int]]:
-        with open_table(self.path, self.has_control) as (table, *_):
+        with open_table(self.path, self.has_control, *self.columns) as (table, *_):
             return pairwise(range(table.metadata.num_rows + 1))
 
     def input_pieces(self, span: Span) -> list[Piece]:
         starts, stops, first = [], [], 0  # bytes of the row groups that hold the span
-        with open_table(self.path) as (table, image, caption, _):
+        with open_table(self.path, False, *self.columns) as (table, image, caption, _):
             for group in map(table.metadata.row_group, range(table.metadata.num_row_groups)):
                 if first < span.stop and first + group.num_rows > span.start:
                     for column in map(group.column, range(group.num_columns)):
@@ -168,7 +170,7 @@ class ParquetUnit(Unit):
         return [Piece(self.path, name, min(starts, default=0), max(stops, default=0))]
 
     def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
-        with open_table(self.path, self.has_control) as (table, *columns):
+        with open_table(self.path, self.has_control, *self.columns) as (table, *columns):
             for number, values in enumerate(read_records(table, span.start, span.stop), start=span.start):
                 key = str((values or {}).get("key") or f"{number:0{KEY_DIGITS}}")
                 yield key, or_error(_load_record, key, values, *columns)
@@ -178,19 +180,19 @@ class MdsUnit(Unit):
     """A shard of MosaicML streaming, with an encoded picture and a caption in each row."""
 
     def _places(self) -> Iterable[tuple[int, int]]:
-        layout = MdsLayout(self.path, self.has_control)
+        layout = MdsLayout(self.path, self.has_control, *self.columns)
         if layout.image is None:
             raise PartError(f"{self.path} holds latents and no pictures; train on it by latents=cached")
         return pairwise(layout.starts.tolist())
 
     def input_pieces(self, span: Span) -> list[Piece]:
         # What the columns are stands elsewhere in the file.
-        columns = str(MdsLayout(self.path).columns)
+        columns = str(MdsLayout(self.path, False, *self.columns).columns)
         place = () if is_packed(self.path) else (span.start, span.stop)
         return [Piece(self.path, f"{self.path.name} {columns}", *place)]
 
     def read(self, span: Span) -> Iterator[tuple[str, Row | RowError]]:
-        layout = MdsLayout(self.path, self.has_control)
+        layout = MdsLayout(self.path, self.has_control, *self.columns)
         first = int(np.searchsorted(layout.starts, span.start))
         with open_samples(self.path) as file:
             file.seek(span.start)
@@ -228,10 +230,16 @@ class PackedUnit(Unit):
 class _TableUnit(Unit):
     """Spans of bytes, cut between records; `_records` gives the place and the values, or the error, of each."""
 
+    @property
+    def known(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the columns of pictures and of captions."""
+        image, caption = self.columns
+        return (image,) if image else _IMAGE_COLUMNS, (caption,) if caption else csv_table.CAPTION_COLUMNS
+
     def input_pieces(self, span: Span) -> list[Piece]:
         with open(self.path, "rb") as file:
             head = len(file.readline())
-            kinds = (_IMAGE_COLUMNS, CONTROL_COLUMNS) if self.has_control else (_IMAGE_COLUMNS,)
+            kinds = (self.known[0], CONTROL_COLUMNS) if self.has_control else self.known[:1]
             images = [self._image(values, kind) for _, values in self._records(file, span) for kind in kinds]
         table = [Piece(self.path, self.path.name, 0, head), Piece(self.path, self.path.name, span.start, span.stop)]
         return table + [Piece(image, image.name) for image in images if image]
@@ -242,8 +250,8 @@ class _TableUnit(Unit):
                 if isinstance(values, RowError):
                     yield place, values
                     continue
-                image = self._image(values, _IMAGE_COLUMNS)
-                own = values, self.path, f"{self.path.name}, {place}", _IMAGE_COLUMNS, self.has_control
+                image = self._image(values, self.known[0])
+                own = values, self.path, f"{self.path.name}, {place}", self.known, self.has_control
                 yield str(values.get("key") or (image.stem if image else place)), or_error(csv_table.make_row, *own)
 
     def _image(self, values: dict | RowError, names: tuple[str, ...]) -> Path | None:
@@ -256,16 +264,16 @@ class CsvUnit(_TableUnit):
 
     def _places(self) -> Iterator[tuple[int, int]]:
         with open(self.path, "rb") as file:
-            records = csv_table.read_table(file, self.path, self.has_control)[1]
+            records = csv_table.read_table(file, self.path, self.has_control, self.known)[1]
             yield from ((start, start + length) for start, length, _ in records)
 
     def _records(self, file, span: Span) -> Iterator[tuple[str, dict | RowError]]:
         file.seek(0)
-        header, _ = csv_table.read_table(file, self.path)
+        header, _ = csv_table.read_table(file, self.path, known=self.known)
         file.seek(span.start)
         for offset, _, fields in islice(csv_table.read_records(file, self.path), span.rows):
             place = f"byte {span.start + offset}"
-            yield place, or_error(csv_table.parse_record, header, fields, place)
+            yield place, or_error(csv_table.parse_record, header, fields, place, self.known)
 
 
 class JsonLinesUnit(_TableUnit):
@@ -302,7 +310,7 @@ def pack(cut: Sequence[tuple[Unit, Span]], root: Path, rows: int) -> list[tuple[
                 stop = min(span.stop, start + room)
                 filled[-1].append((unit.path.relative_to(root).as_posix(), Span(start, stop, stop - start)))
                 start, room = stop, room - (stop - start)
-        units = [PackedUnit(root, cut[0][0].has_control, tuple(pieces)) for pieces in filled]
+        units = [PackedUnit(root, cut[0][0].has_control, pieces=tuple(pieces)) for pieces in filled]
         packed += [(unit, span) for unit in units for span in unit.spans(rows)] if are_folders else own
     return packed
 
@@ -347,23 +355,36 @@ _FILE_KINDS: dict[str, type[Unit]] = {
 _NAMING_KINDS = (".csv", ".jsonl", ".ndjson")
 
 
-def find_units(path, has_control: bool = False, idx_to_prompt: Path | None = None) -> list[Unit]:
+def find_units(
+    path, has_control: bool = False, idx_to_prompt: Path | None = None, columns: tuple[str, str] = ("", "")
+) -> list[Unit]:
     """What a path holds, by its content, units sorted by the numbers in their names.
 
     Of a folder: with metadata.jsonl or metadata.csv, the table of a Hugging Face imagefolder; else its pictures, one
     unit, or its tars (img2dataset writes parquet files beside them), and what each of its folders holds; else files of
     the other kinds. Of pictures without captions beside them: the table that `write_table` makes of another table, or
     of their names. At an address: tars and parquet files; all else is refused. `idx_to_prompt`: a file of captions by
-    class, for tars with `.cls`, or pictures in folders by class. Raises ConfigError, DataError.
+    class, for tars with `.cls`, or pictures in folders by class. `columns`: as a Unit's. Raises ConfigError, DataError.
     """
     if idx_to_prompt:
         read_class_prompts(str(idx_to_prompt))  # what is wrong with it is said first
     units = _find_units(as_path(path), has_control, idx_to_prompt)
+    if any(columns):
+        if not all(isinstance(unit, ParquetUnit | MdsUnit) or _is_own_table(unit, path) for unit in units):
+            raise ConfigError(
+                f"--image-col and --caption-col are for tables and MDS, and {path} is none; name the file"
+            )
+        units = [replace(unit, columns=columns) for unit in units]
     if not idx_to_prompt:
         return units
     if not all(isinstance(unit, TarUnit | CsvUnit) for unit in units):
         raise ConfigError(f"--idx-to-prompt is for tars with .cls, and pictures in folders by class; {path} is neither")
     return [replace(unit, idx_to_prompt=idx_to_prompt) if isinstance(unit, TarUnit) else unit for unit in units]
+
+
+def _is_own_table(unit: Unit, path) -> bool:
+    """Whether a table is of the source, and not one that `write_table` has made of it."""
+    return isinstance(unit, _TableUnit) and unit.path.is_relative_to(path)
 
 
 def _find_units(path, has_control: bool, idx_to_prompt: Path | None) -> list[Unit]:

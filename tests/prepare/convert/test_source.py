@@ -1,12 +1,18 @@
 """Law: every base name of a folder comes out once, in the order of keys, complete or with a named reason."""
 
 import io
+import json
+from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from formats import write_mds
 from PIL import Image
 
-from ppldm.data.filelist import Source
+from ppldm.cli.main import run
+from ppldm.data.filelist import Source, read_sources
 from ppldm.data.formats.csv_table import CAPTION_COLUMNS, IMAGE_COLUMNS
 from ppldm.data.formats.open import open_part
 from ppldm.prepare.convert.units import FolderUnit, Span, find_units, or_error
@@ -168,3 +174,38 @@ def test_of_several_columns_the_same_names_the_picture(tmp_path, first, second):
     (tmp_path / "t.csv").write_text(f"{second},{first},text\nno.jpg,0.jpg,a\n0.jpg,0.jpg,a\n")
     assert read_to_train(tmp_path / "t.csv", "csv")[0][0] == "a"
     assert (read_to_convert(tmp_path / "t.csv")[0] == "unreadable") == (second == "file_name")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.parquet", "t.mds"])
+def test_columns_of_other_names_are_taken_where_they_are_named(tmp_path, name):
+    """By the spellings of PaddleMIX's script too; and what other columns say is metadata."""
+    rows = [{"picture": f"{n}.jpg", "label": f"00{n}", "text": "not this"} for n in range(2)]
+    table, inside = tmp_path / "in" / name, [row | {"picture": PICTURES[n]} for n, row in enumerate(rows)]
+    table.parent.mkdir()
+    write(table.parent, **{f"{n}.jpg": PICTURES[n] for n in range(2)})
+    if name == "t.csv":
+        table.write_text("picture,label,text\n" + "".join(",".join(row.values()) + "\n" for row in rows))
+    elif name == "t.jsonl":
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif name == "t.parquet":
+        pq.write_table(pa.Table.from_pylist(inside), table)
+    else:
+        columns = {one: ("str", None, lambda row, one=one: row[one].encode()) for one in ("label", "text")}
+        write_mds(table, inside, columns | {"picture": ("bytes", None, lambda row: row["picture"])})
+    flags = ["convert", str(table), "--out", str(tmp_path / "out"), "--num-workers", "1"]
+    run([*flags, "--image_key", "picture", "--caption-col", "label"])
+    (source,) = read_sources(tmp_path / "out/custom.filelist.list")
+    with closing(open_part(source.parts[0], source)) as part:
+        found = [part.read(number) for number in range(len(part))]
+    assert [row.caption for row in found] == ["000", "001"] and [row.image for row in found] == PICTURES
+    assert all(row.meta["text"] == "not this" for row in found)
+    with pytest.raises(ConfigError, match="caption_col"):
+        run([*flags, "--image_key", "picture", "--caption_key", "text"])
+    with pytest.raises(DataError):
+        run([*flags, "--image-col", "none", "--caption-col", "label", "--redo"])
+
+
+def test_columns_are_named_of_tables_only(tmp_path):
+    write(tmp_path / "in", **{"1.jpg": PICTURES[0], "1.txt": "a", "other.csv": "picture,label\n1.jpg,b\n"})
+    with pytest.raises(ConfigError, match="name the file"):
+        find_units(tmp_path / "in", columns=("picture", ""))

@@ -369,7 +369,7 @@ def test_sources_that_give_nothing_are_named_errors(tmp_path):
     with pytest.raises(ConfigError, match="not a known source"):
         find_units(tmp_path / "x.zip")
     (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(DataError, match="it needs one of dir, path"):
+    with pytest.raises(DataError, match="it needs one of file_name, dir, path"):
         run(tmp_path / "t.csv", tmp_path / "out")
 
 
