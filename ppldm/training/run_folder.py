@@ -36,6 +36,7 @@ _held_folders = []  # open lock files: a run holds its folder as long as the pro
 SNAPSHOTS = "ema_snapshots"  # of averages, in the output folder
 START_FILE = "start.json"
 CONTROL_DIR = "control"
+LOG_FILE = "logs.txt"  # the lines of the log, of all ranks and starts
 PROMPTS_FILE = "prompts.txt"
 STATUS_FILE = "status.json"  # what the page cannot know from elsewhere: updates in all, where the run is
 MOST_PROMPTS = 64
@@ -211,7 +212,7 @@ def _record_start(arguments: TrainingOptions, folder: Path, config: dict, store)
     start = next_start(last, job, command, overwrites, anew)
     if anew:
         write_start(folder, replace(start, clearing=True))
-        files = (METRICS_FILE, EVALUATION_FILE, EVALUATION_DIR)
+        files = (METRICS_FILE, LOG_FILE, EVALUATION_FILE, EVALUATION_DIR)
         for old in (*list_checkpoints(folder), *(folder / name for name in files)):
             shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
         if store:

@@ -32,7 +32,7 @@ from ..config.recipe import Recipe
 from ..networks.model import Loss
 from ..utils.errors import TrainingError
 from ..utils.files import passing_over, write_json
-from ..utils.log import get_logger
+from ..utils.log import get_logger, logging_to
 from ..utils.processes.ranks import World, gather_objects, remove_signs, waiting
 from ..utils.processes.signals import end_process, handle
 from ..utils.rng import Stream, make_rng
@@ -42,7 +42,7 @@ from .optimizer import autocast, gradient_shares, master_weights, norm_of, squar
 from .prepare import prepare
 from .report import IntervalMetrics, Reporter, Update
 from .run import TrainingRun
-from .run_folder import CONTROL_DIR, NOTHING, PROMPTS_FILE, STATUS_FILE, Order, refusals_undone
+from .run_folder import CONTROL_DIR, LOG_FILE, NOTHING, PROMPTS_FILE, STATUS_FILE, Order, refusals_undone
 
 
 def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
@@ -51,7 +51,8 @@ def train_recipe(recipe: Recipe, loop: Callable[[TrainingRun], None]) -> None:
         look_quickly(recipe.training)
     with refusals_undone(recipe.training):
         run = prepare(recipe.model, recipe.data, recipe.training)
-    loop(run)
+    with logging_to(run.output_dir / LOG_FILE, run.world.rank):
+        loop(run)
 
 
 def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:

@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from tqdm import tqdm
 
@@ -53,6 +53,24 @@ def get_logger() -> logging.Logger:
         logger.setLevel(logging.INFO)
         logger.propagate = False
     return logger
+
+
+@contextmanager
+def logging_to(path, rank: int) -> Iterator[None]:
+    """In the block, lines go to the end of a file too, with date and rank; one that cannot be written there is lost."""
+    try:
+        handler: logging.Handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
+    except OSError:
+        handler = logging.NullHandler()
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk, of which the save tells
+    handler.setFormatter(_Formatter(f"%(asctime)s [{rank}] %(levelname)s %(message)s"))
+    get_logger().addHandler(handler)
+    try:
+        yield
+    finally:
+        get_logger().removeHandler(handler)
+        with suppress(OSError):
+            handler.close()
 
 
 _quiet = False

@@ -1,12 +1,16 @@
 """A progress bar follows work that reports in numbers alone, and ends with it; what a line quotes is harmless."""
 
+import re
 import threading
+from contextlib import nullcontext
 from itertools import chain, repeat
+from types import SimpleNamespace
 
 import pytest
 import tasks
 
 from ppldm.utils import log
+from ppldm.utils.log import get_logger, logging_to
 from ppldm.utils.processes.workers import map_with_deadline
 
 
@@ -76,3 +80,30 @@ def test_what_a_worker_prints_is_escaped(capfd):
     assert list(map_with_deadline(tasks.print_it, ["\x1b[2J"], 1, 60)) == [("\x1b[2J", 1)]
     shown = capfd.readouterr().err
     assert "\x1b" not in shown and shown.count("\\u001b[2J") == 2
+
+
+def test_lines_go_to_the_end_of_a_file_with_their_rank_too(tmp_path, capsys):
+    """Over several starts; and where nothing can be written, the work goes on."""
+    for rank, words in ((0, "one\x1b"), (3, "two")):
+        with logging_to(tmp_path / "logs.txt", rank):
+            get_logger().info(words)
+    get_logger().info("three")
+    lines = (tmp_path / "logs.txt").read_text().splitlines()
+    assert [re.sub(r"^[-0-9]+ [:,0-9]+ ", "", line) for line in lines] == ["[0] INFO one\\u001b", "[3] INFO two"]
+    for path in ("/dev/full", tmp_path / "none/logs.txt"):
+        with logging_to(path, 0):
+            get_logger().info("four")
+    assert "Traceback" not in (told := capsys.readouterr().err) and told.count("four") == 2
+
+
+def test_a_training_keeps_its_lines_in_its_folder(tmp_path, monkeypatch):
+    from ppldm.training import train
+
+    monkeypatch.setattr(train, "look_quickly", lambda training: None)
+    monkeypatch.setattr(train, "refusals_undone", lambda training: nullcontext())
+    monkeypatch.setattr(train, "prepare", lambda *settings: run)
+    run = SimpleNamespace(output_dir=tmp_path, world=SimpleNamespace(rank=1))
+    for words in ("first", "second"):
+        recipe = SimpleNamespace(model=None, data=None, training=None)
+        train.train_recipe(recipe, lambda _, words=words: get_logger().info(words))
+    assert [line.rpartition("] ")[2] for line in (tmp_path / "logs.txt").open()] == ["INFO first\n", "INFO second\n"]
