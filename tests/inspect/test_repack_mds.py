@@ -17,6 +17,7 @@ from ppldm.data.formats.row import Row
 from ppldm.utils.errors import ConfigError
 
 DECODE = {"str": bytes.decode, "jpeg": bytes, "bytes": bytes, "json": json.loads}
+DECODE["int32"] = lambda data: struct.unpack("<i", data)[0]
 
 
 def decode_by_hand(folder: Path) -> list[dict]:
@@ -35,9 +36,11 @@ def decode_by_hand(folder: Path) -> list[dict]:
         stated = json.loads(data[8 + 4 * count : starts[0]])
         assert count == shard["samples"] and starts[-1] == len(data) and stated.items() <= shard.items()
         for start in starts[:-1]:
-            sizes = struct.unpack_from(f"<{len(stated['column_names'])}I", data, start)
-            place, sample = start + 4 * len(sizes), {}
-            for name, encoding, size in zip(stated["column_names"], stated["column_encodings"], sizes, strict=True):
+            sizes = struct.unpack_from(f"<{stated['column_sizes'].count(None)}I", data, start)
+            place, sample, given = start + 4 * len(sizes), {}, iter(sizes)
+            columns = zip(*(stated[f"column_{what}"] for what in ("names", "encodings", "sizes")), strict=True)
+            for name, encoding, fixed in columns:
+                size = next(given) if fixed is None else fixed
                 sample[name] = DECODE[encoding](data[place : place + size])
                 place += size
             samples.append(sample)
@@ -65,6 +68,11 @@ def test_the_shards_hold_the_rows_of_the_parts(data, run, monkeypatch, form, wor
     assert (manifest["rows_in"], manifest["rows_out"], manifest["skipped"]) == (30, 29, {"empty_caption": 1})
     assert read_list("new/repacked.filelist.list") == read_list("parts/repacked.filelist.list")
     assert [source.weight for source in read_sources("new/repacked.filelist.list")] == [1, 3]
+    shards = json.loads((data / "new/parts/index.json").read_text())["shards"]
+    encodings = [dict(zip(one["column_names"], one["column_encodings"], strict=True)) for one in shards]
+    assert (
+        {"int32"} <= {one["width"] for one in encodings} <= {"int32", "json"}
+    )  # of what cannot be read, none is known
     rows = [row for rows in read_list("parts/repacked.filelist.list") for row in rows]
     known = [{"caption": row.caption, "jpg": row.image, **row.meta} for row in rows]
     found = decode_by_hand(data / "new/parts")  # two pictures cannot be read: their shard has a null for their sides

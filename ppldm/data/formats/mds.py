@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ _NUMBERS = {"int": "<i8"} | {
 }
 _TEXTS = ("str", "str_int", "str_float", "json", *_NUMBERS)  # what can be a caption or metadata
 STATED = "index.json"  # which says how many bytes each shard beside it has, and their hashes
-SHARD_BYTES = 1 << 26  # of pictures and captions in a shard that is written, unless one row has more
+SHARD_BYTES = 1 << 28  # of pictures and captions in a shard that is written, unless one row has more
 
 
 def unpacked_name(name: str) -> str:
@@ -358,8 +359,9 @@ def _read_stated(path: Path, changed: int) -> dict[str, dict]:
 def write_shards(folder: Path, place: str, rows: Iterable[Row], suffix: str = "") -> list[dict]:
     """Write rows into a folder as shards of about SHARD_BYTES, compressed by `suffix` ".zstd". What `index.json` says
     of each, if it lies where the folder is `place`. Columns: `caption` (str), `jpg` (jpeg: the picture's file, which
-    MosaicML's library opens by what it is), `control_image` (bytes) where a row of the shard has one, and as JSON each
-    further field of the metadata, null where a row lacks it; one of these names is left out. Raises OSError."""
+    MosaicML's library opens by what it is), `control_image` (bytes) where a row of the shard has one, `width` and
+    `height` (int32) where all rows have them, and as JSON each further field of the metadata, null where a row lacks
+    it; one of these names is left out. Raises OSError."""
     import pyarrow as pa
 
     shards, compression = [], _CODECS.get(suffix)
@@ -393,19 +395,28 @@ def _encode_shard(rows: list[Row]) -> tuple[bytes, dict]:
         {"control_image": "bytes"} if any(row.control for row in rows) else {}
     )
     fields = {name for row in rows for name in row.meta} - {*columns}
-    columns = dict(sorted((columns | dict.fromkeys(fields, "json")).items()))
+    sides = [name for name in ("width", "height") if all(_is_int32(row.meta.get(name)) for row in rows)]
+    columns |= dict.fromkeys(fields, "json") | dict.fromkeys(sides, "int32")
+    columns = dict(sorted(columns.items()))
     stated = {
         "column_encodings": [*columns.values()],
         "column_names": [*columns],
-        "column_sizes": [None] * len(columns),
+        "column_sizes": [4 if name in sides else None for name in columns],
     }
     stated |= {"format": "mds", "hashes": [], "size_limit": SHARD_BYTES, "version": 2}
-    samples = []
+    pieces, lengths = [], [0]  # of samples, which are joined once: pictures are large
     for row in rows:
         values = {name: json.dumps(row.meta.get(name)).encode() for name in fields}
+        values |= {name: struct.pack("<i", row.meta[name]) for name in sides}
         values |= {"caption": row.caption.encode("utf-8", "replace"), "jpg": row.image, "control_image": row.control}
-        data = [values[name] for name in columns]
-        samples.append(np.array([len(value) for value in data], "<u4").tobytes() + b"".join(data))
+        sizes = np.array([len(values[name]) for name in columns if name not in sides], "<u4").tobytes()
+        sample = [sizes, *(values[name] for name in columns)]
+        pieces += sample
+        lengths.append(sum(map(len, sample)))
     config = json.dumps(stated).encode()
-    starts = np.cumsum([0, *map(len, samples)]) + 4 * (len(samples) + 2) + len(config)
-    return b"".join([np.array([len(samples), *starts], "<u4").tobytes(), config, *samples]), stated
+    starts = np.cumsum(lengths) + 4 * (len(rows) + 2) + len(config)
+    return b"".join([np.array([len(rows), *starts], "<u4").tobytes(), config, *pieces]), stated
+
+
+def _is_int32(value) -> bool:
+    return type(value) is int and -(1 << 31) <= value < 1 << 31
