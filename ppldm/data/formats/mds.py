@@ -398,20 +398,16 @@ def _encode_shard(rows: list[Row]) -> tuple[bytes, dict]:
     sides = [name for name in ("width", "height") if all(_is_int32(row.meta.get(name)) for row in rows)]
     columns |= dict.fromkeys(fields, "json") | dict.fromkeys(sides, "int32")
     columns = dict(sorted(columns.items()))
-    stated = {
-        "column_encodings": [*columns.values()],
-        "column_names": [*columns],
-        "column_sizes": [4 if name in sides else None for name in columns],
-    }
+    fixed = [4 if name in sides else None for name in columns]
+    stated = {"column_encodings": [*columns.values()], "column_names": [*columns], "column_sizes": fixed}
     stated |= {"format": "mds", "hashes": [], "size_limit": SHARD_BYTES, "version": 2}
     pieces, lengths = [], [0]  # of samples, which are joined once: pictures are large
     for row in rows:
         values = {name: json.dumps(row.meta.get(name)).encode() for name in fields}
         values |= {name: struct.pack("<i", row.meta[name]) for name in sides}
         values |= {"caption": row.caption.encode("utf-8", "replace"), "jpg": row.image, "control_image": row.control}
-        sizes = np.array([len(values[name]) for name in columns if name not in sides], "<u4").tobytes()
-        sample = [sizes, *(values[name] for name in columns)]
-        pieces += sample
+        sizes = np.array([len(values[name]) for name in columns if name not in sides], "<u4")
+        pieces += (sample := [sizes.tobytes(), *(values[name] for name in columns)])
         lengths.append(sum(map(len, sample)))
     config = json.dumps(stated).encode()
     starts = np.cumsum(lengths) + 4 * (len(rows) + 2) + len(config)
