@@ -54,7 +54,7 @@ def evaluate(
     dinov2: str = None,  # DINOv2: a file or folder, or a name such as dinov2_vitl14
     lpips: str = None,  # LPIPS for an autoencoder: a file, random, or a folder with VGG16's and the linear layers'
     convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
-    original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    original_config_file: str = None,  # YAML of a .ckpt, folder of JSON of a .pdparams; of old checkpoints VAE's
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     guide_model: GuideModel = None,
     lora: Loras = None,

@@ -311,8 +311,9 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     how_to_freeze: ClassVar[str]
 
     original_config_file: str | None = _model(None, kind="path")
-    """YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that holds
-    no model.json."""
+    """YAML file of a .ckpt (default: the one of its name beside it); of PaddleMIX's model_state.pdparams the folder of
+    unet.json, ldmbert.json and vae.json (default: its own); of a checkpoint without model.json
+    the VAE's config.json."""
     latents_statistics: str | None = _model(None, kind="path")
     """JSON file with the mean and deviation of the VAE's latents by channel, as `ppldm precompute --json` prints; they
     replace the shift and scaling of its config and are saved with the model."""

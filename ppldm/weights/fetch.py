@@ -126,7 +126,8 @@ def check_name(name_or_path) -> str:
     if is_address(text):
         return text  # the store says so where it is not there
     path = Path(text).expanduser()
-    is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin", ".safetensors")
+    of_file = text.endswith((".ckpt", ".bin", ".safetensors", ".pdparams"))
+    is_path = path.is_absolute() or text.startswith((".", "~")) or of_file
     first, *others = text.split("/")
     # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))

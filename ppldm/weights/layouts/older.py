@@ -18,6 +18,8 @@ from ..formats.files import require_few_layers
 from ..model_file import LDM
 from ..names import Unmapped, rename
 
+# What diffusers called the layers of the VAE's attention before 0.17.
+_OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 
 
@@ -37,10 +39,7 @@ def read_older_checkpoint(path: Path, arrays: dict[str, dict], config_file, open
             config = complete_config(kind, read_json_object(config_file, ModelError), config_file)
         else:
             config = _run_config(kind, arguments, path, own, open_model)
-        if kind == "text_encoder" and "model.embed_tokens.weight" in own:
-            # The tokenizer's sizes replaced the config's.
-            config["vocab_size"] = len(own["model.embed_tokens.weight"])
-            config["max_position_embeddings"] = len(own["model.embed_positions.weight"])
+        set_text_sizes(kind, config, own)
         weights.components[kind] = ComponentWeights(config, own, str(path))
     weights.tokenizer = find_older_tokenizer(path)
     weights.metadata = {"model_max_length": arguments.model_max_length}
@@ -117,6 +116,28 @@ def _open(name: str, kind: str, checkpoint: Path, arguments, open_model: Callabl
 def _not_found(checkpoint: Path, kind: str, name) -> ModelError:
     remedy = _REMEDY if kind == "vae" else "go to the folder that the run was started in, or copy it there"
     return ModelError(f"{checkpoint} was trained with the {kind} {name}, which is not found here; {remedy}")
+
+
+def set_text_sizes(kind: str, config: dict, arrays: dict) -> None:
+    """Where a text encoder was built, the tokenizer's sizes replaced the config's."""
+    if kind == "text_encoder" and "model.embed_tokens.weight" in arrays:
+        config["vocab_size"] = len(arrays["model.embed_tokens.weight"])
+        config["max_position_embeddings"] = len(arrays["model.embed_positions.weight"])
+
+
+def modern_names(kind: str, arrays: dict, config: dict, source) -> dict:
+    """Arrays of a component under today's names, from these or older ones. Raises ModelError."""
+    if kind == "vae":
+        return {_modern_vae_name(name): array for name, array in arrays.items()}
+    old = "embeddings.word_embeddings.weight" in arrays
+    return modern_text_encoder(arrays, config, source) if old else arrays
+
+
+def _modern_vae_name(name: str) -> str:
+    """The name of a VAE's parameter today, from today's or that of a diffusers before 0.17."""
+    start, found, rest = name.partition(".attentions.0.")
+    layer, dot, leaf = rest.rpartition(".")
+    return f"{start}{found}{_OLD_VAE_ATTENTION.get(layer, layer)}{dot}{leaf}" if found else name
 
 
 def modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:
