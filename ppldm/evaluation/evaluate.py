@@ -33,7 +33,7 @@ _Seconds = Annotated[float, {"opt": True, "type": float}]
 
 def evaluate(
     what: Annotated[str, {"opt": False, "nargs": "?"}] = None,  # pipeline, run, checkpoint, .ckpt, VAE, or pictures
-    against: Annotated[str, {"opt": True, "required": True}] = None,  # real pictures: a filelist or a folder
+    against: Annotated[str, {"opt": True, "required": True}] = None,  # real pictures: filelist, folder; or FID's .npz
     metrics: _Words = (),  # such as fid kid frechet:dinov2; by default all whose networks are at hand
     prompts: str = None,  # file of prompts, as of generate, or COCO's captions; by default the captions of --against
     num_samples: int = None,  # pictures to draw; by default one a prompt, of 1000 prompts at most
