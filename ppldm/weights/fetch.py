@@ -1,8 +1,9 @@
 """Names of published models to local folders: downloaded once, only by rank 0, or not at all with `--offline`.
 
-A name is `owner/model` or `owner/model/component` on the Hugging Face hub (or the mirror HF_ENDPOINT), or else on
-Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a component has
-nothing else; files are compared with the hub's SHA-256. Single files from elsewhere have names in `find_weights`.
+A name is `owner/model` or `owner/model/component`, with `@REVISION` (a branch, tag or commit) or without, on the
+Hugging Face hub (or the mirror HF_ENDPOINT), or else on Paddle's own server. From the hub come configs, tokenizers and
+safetensors, and pickles only where a component has nothing else; files are compared with the hub's SHA-256. Single
+files from elsewhere have names in `find_weights`.
 """
 
 import hashlib
@@ -47,9 +48,7 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
     path = input_path(text).expanduser()
     if path.exists():
         return path
-    pieces = text.split("/")
-    world = World.detect()
-    repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
+    world, (repository, subfolder) = World.detect(), split_name(text)
     folders = {kind: ALL_FOLDERS[kind] for kind in kinds}
     if world.is_main and not is_offline(offline):
         get_logger().info("there is no folder %s here (%s): fetching the model of this name", text, meant_path(text))
@@ -62,6 +61,19 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
     if not found.is_dir():
         raise ModelError(f"the model {repository} has no folder {subfolder}; check the name")
     return found
+
+
+def split_name(text: str) -> tuple[str, str]:
+    """("owner/model@REVISION", component) of a name; the revision, as the component, may be missing."""
+    name, at, revision = text.partition("@")
+    pieces = name.split("/")
+    return "/".join(pieces[:2]) + at + revision, "/".join(pieces[2:])
+
+
+def of_hub(repository: str) -> dict:
+    """What huggingface_hub calls such a repository, and its revision."""
+    name, _, revision = repository.partition("@")
+    return {"repo_id": name, "revision": revision or None}
 
 
 def packaged_or(name_or_path) -> Path | str:
@@ -128,7 +140,7 @@ def check_name(name_or_path) -> str:
     path = Path(text).expanduser()
     of_file = text.endswith((".ckpt", ".bin", ".safetensors", ".pdparams"))
     is_path = path.is_absolute() or text.startswith((".", "~")) or of_file
-    first, *others = text.split("/")
+    first, *others = text.partition("@")[0].split("/")
     # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))
     # One of two pieces may be of an owner of whom some models lie here; else, or where one is near, a path was meant.
@@ -150,7 +162,7 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
             return _snapshot(repository, "", SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
         return folder
     except ModelError:
-        if folder := _fetch_from_paddle(repository, subfolder, folders, local_only):
+        if "@" not in repository and (folder := _fetch_from_paddle(repository, subfolder, folders, local_only)):
             return folder
         raise
 
@@ -189,10 +201,10 @@ def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Pat
 
     wanted, patterns = patterns_of(subfolder, folders)
     with naming_hub_errors("/".join(filter(None, (repository, subfolder))), local_only):
-        folder = Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local_only))
+        folder = Path(snapshot_download(**of_hub(repository), allow_patterns=patterns, local_files_only=local_only))
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
         if pickled := pickles_of(names, wanted):
-            snapshot_download(repository, allow_patterns=pickled, local_files_only=local_only)
+            snapshot_download(**of_hub(repository), allow_patterns=pickled, local_files_only=local_only)
     return folder
 
 

@@ -31,7 +31,7 @@ from ...utils.processes.ranks import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
 from ...utils.variables import is_offline, network_forbidden, read
-from ...weights.fetch import packaged_or
+from ...weights.fetch import of_hub, packaged_or, split_name
 from ...weights.folders import one_run
 from .. import rows
 from ..averages.snapshots import DEFAULT_NUMBER
@@ -130,14 +130,14 @@ def _ask_hub(flag: str, name: str) -> Finding:
 
     from ...utils.machine.hub_names import network_errors
 
-    repository = "/".join(name.split("/")[:2])
+    repository, _ = split_name(name)
     try:
-        snapshot_download(repository, local_files_only=True, allow_patterns=["*.json"])
+        snapshot_download(**of_hub(repository), local_files_only=True, allow_patterns=["*.json"])
         return judged("access", f"{repository} is in the cache")
     except (OSError, ValueError):
         pass  # it is not; the hub is asked
     try:
-        HfApi(endpoint=read("HF_ENDPOINT") or None).model_info(repository, timeout=_SECONDS)
+        HfApi(endpoint=read("HF_ENDPOINT") or None).model_info(**of_hub(repository), timeout=_SECONDS)
     except HfHubHTTPError as error:
         status = error.response.status_code
         denied = "log in again (huggingface-cli login), or set HF_TOKEN: a token may have expired, or lack the right"
