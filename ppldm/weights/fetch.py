@@ -59,21 +59,15 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
         folder = _fetch(repository, subfolder, folders, local_only=True)
     found = folder / subfolder
     if not found.is_dir():
-        raise ModelError(f"the model {repository} has no folder {subfolder}; check the name")
+        raise ModelError(f"the model {repository['repo_id']} has no folder {subfolder}; check the name")
     return found
 
 
-def split_name(text: str) -> tuple[str, str]:
-    """("owner/model@REVISION", component) of a name; the revision, as the component, may be missing."""
-    name, at, revision = text.partition("@")
+def split_name(text: str) -> tuple[dict, str]:
+    """(what huggingface_hub takes of a name owner/model/component@REVISION, the component or "")."""
+    name, _, revision = text.partition("@")
     pieces = name.split("/")
-    return "/".join(pieces[:2]) + at + revision, "/".join(pieces[2:])
-
-
-def of_hub(repository: str) -> dict:
-    """What huggingface_hub calls such a repository, and its revision."""
-    name, _, revision = repository.partition("@")
-    return {"repo_id": name, "revision": revision or None}
+    return {"repo_id": "/".join(pieces[:2]), "revision": revision or None}, "/".join(pieces[2:])
 
 
 def packaged_or(name_or_path) -> Path | str:
@@ -95,7 +89,7 @@ def find_weights(name_or_path, files: Mapping[str, PublishedFile], offline: bool
     except ModelError as error:
         names = f"a name ({', '.join(files)})" if files else "a name such as openai/clip-vit-base-patch32"
         raise ModelError(f"{error}, or give {names}") from error
-    folder = _snapshot(str(name_or_path), "", SIDE_BY_SIDE, is_offline(offline))
+    folder = _snapshot(split_name(str(name_or_path))[0], "", SIDE_BY_SIDE, is_offline(offline))
     _check_sums(folder)
     return folder
 
@@ -153,7 +147,7 @@ def check_name(name_or_path) -> str:
     return text
 
 
-def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
+def _fetch(repository: dict, subfolder: str, folders, local_only: bool) -> Path:
     """The model's folder in the cache of the hub, or else of Paddle's server."""
     try:
         folder = _snapshot(repository, subfolder, folders, local_only)
@@ -162,7 +156,8 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
             return _snapshot(repository, "", SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
         return folder
     except ModelError:
-        if "@" not in repository and (folder := _fetch_from_paddle(repository, subfolder, folders, local_only)):
+        name, of_paddle = repository["repo_id"], repository["revision"] is None
+        if of_paddle and (folder := _fetch_from_paddle(name, subfolder, folders, local_only)):
             return folder
         raise
 
@@ -196,15 +191,15 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
     return folder
 
 
-def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Path:
+def _snapshot(repository: dict, subfolder: str, folders, local_only: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     wanted, patterns = patterns_of(subfolder, folders)
-    with naming_hub_errors("/".join(filter(None, (repository, subfolder))), local_only):
-        folder = Path(snapshot_download(**of_hub(repository), allow_patterns=patterns, local_files_only=local_only))
+    with naming_hub_errors("/".join(filter(None, (repository["repo_id"], subfolder))), local_only):
+        folder = Path(snapshot_download(**repository, allow_patterns=patterns, local_files_only=local_only))
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
         if pickled := pickles_of(names, wanted):
-            snapshot_download(**of_hub(repository), allow_patterns=pickled, local_files_only=local_only)
+            snapshot_download(**repository, allow_patterns=pickled, local_files_only=local_only)
     return folder
 
 

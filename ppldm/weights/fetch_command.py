@@ -14,7 +14,6 @@ from .fetch import (
     check_name,
     locate_model,
     naming_hub_errors,
-    of_hub,
     patterns_of,
     pickles_of,
     split_name,
@@ -71,12 +70,12 @@ def choose_files(published: dict[str, int], subfolder: str, kinds: list[str]) ->
     return {file: size for file, size in published.items() if any(fnmatch(file, one) for one in patterns)}
 
 
-def _list_published(repository: str) -> dict[str, int]:
+def _list_published(repository: dict) -> dict[str, int]:
     """The files of a model on the hub, with their bytes. Raises ModelError."""
     from huggingface_hub import HfApi
 
-    with naming_hub_errors(repository, local_only=False):
-        found = HfApi().model_info(**of_hub(repository), files_metadata=True).siblings or ()
+    with naming_hub_errors(repository["repo_id"], local_only=False):
+        found = HfApi().model_info(**repository, files_metadata=True).siblings or ()
     return {file.rfilename: file.size or 0 for file in found}
 
 

@@ -21,7 +21,7 @@ from ..networks.configs import LABELS, is_ldmbert, is_sd3, is_t5
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
-from .components import ComponentWeights, Weights
+from .components import ComponentWeights, Weights, modern_vae_name
 from .configs import CONFIG_FILES, PUBLISHED_SCHEDULE, check_schedule, read_config, read_scheduler
 from .fetch import locate_model, packaged_or
 from .folders import (
@@ -336,6 +336,8 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
 
         return ComponentWeights(config, read_text_encoder(folder, own), str(folder))
     arrays = read_component_arrays(folder, lambda name: name.startswith(own))
+    if kind == "vae":
+        arrays = {modern_vae_name(name): array for name, array in arrays.items()}
     if kind == TRANSFORMER:
         from .layouts.published import without_tables
 
@@ -343,10 +345,10 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
         if is_sd3(config):  # biases that ppdiffusers gives norms which have none: zeros
             arrays = {name: one for name, one in arrays.items() if not name.endswith(".norm.bias") or one.any()}
         arrays = without_tables(arrays)
-    if kind in COMPONENT_FOLDERS:
-        from .layouts.older import modern_names
+    if "embeddings.word_embeddings.weight" in arrays:
+        from .layouts.older import modern_text_encoder
 
-        arrays = modern_names(kind, arrays, config, folder)
+        arrays = modern_text_encoder(arrays, config, folder)
     # Position numbers, which older versions of transformers stored with the weights, are computed.
     arrays = {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
     return ComponentWeights(config, arrays, str(folder))

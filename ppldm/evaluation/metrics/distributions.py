@@ -76,7 +76,7 @@ def frechet_distance(generated: np.ndarray, real: np.ndarray | tuple, *, seed: i
 
 def _moments(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(mean [D], R [min(N, D), D] with RᵀR the covariance of `rows`: a QR decomposition's triangle, block by block)."""
-    mean = np.mean(rows, axis=0, dtype=np.float64)
+    mean = rows.mean(axis=0, dtype=np.float64)
     root = np.empty((0, rows.shape[1]))
     for start in range(0, len(rows), BLOCK):
         root = np.linalg.qr(np.concatenate([root, rows[start : start + BLOCK] - mean]), mode="r")

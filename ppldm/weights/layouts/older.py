@@ -18,8 +18,6 @@ from ..formats.files import require_few_layers
 from ..model_file import LDM
 from ..names import Unmapped, rename
 
-# What diffusers called the layers of the VAE's attention before 0.17.
-_OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _PIPELINE = "pipeline"  # what a run exports at its end, beside its checkpoints
 
 
@@ -123,21 +121,6 @@ def set_text_sizes(kind: str, config: dict, arrays: dict) -> None:
     if kind == "text_encoder" and "model.embed_tokens.weight" in arrays:
         config["vocab_size"] = len(arrays["model.embed_tokens.weight"])
         config["max_position_embeddings"] = len(arrays["model.embed_positions.weight"])
-
-
-def modern_names(kind: str, arrays: dict, config: dict, source) -> dict:
-    """Arrays of a component under today's names, from these or older ones. Raises ModelError."""
-    if kind == "vae":
-        return {_modern_vae_name(name): array for name, array in arrays.items()}
-    old = "embeddings.word_embeddings.weight" in arrays
-    return modern_text_encoder(arrays, config, source) if old else arrays
-
-
-def _modern_vae_name(name: str) -> str:
-    """The name of a VAE's parameter today, from today's or that of a diffusers before 0.17."""
-    start, found, rest = name.partition(".attentions.0.")
-    layer, dot, leaf = rest.rpartition(".")
-    return f"{start}{found}{_OLD_VAE_ATTENTION.get(layer, layer)}{dot}{leaf}" if found else name
 
 
 def modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ...utils.errors import ModelError
 from ...utils.files import read_json_object
-from ..components import ComponentWeights, Weights
+from ..components import ComponentWeights, Weights, modern_vae_name
 from ..configs import PUBLISHED_SCHEDULE, check_schedule, complete_config, read_config
 from ..folders import COMPONENT_FOLDERS, is_run
 from ..formats.files import read_arrays, read_names
 from . import compvis, single_file
-from .older import modern_names, set_text_sizes
+from .older import modern_text_encoder, set_text_sizes
 
 _PREFIXES = {"vae": ("vae.", "vqvae."), "text_encoder": ("text_encoder.",), "unet": ("unet.",)}
 _AVERAGE = "model_ema."
@@ -39,7 +39,9 @@ def read_state(model, kinds) -> Weights:
             own = compvis.averaged(own, stored, _AVERAGE, path)
         if own:
             config, source = _config(kind, model, names)
-            arrays = modern_names(kind, own, config, source)
+            arrays = {modern_vae_name(name) if kind == "vae" else name: array for name, array in own.items()}
+            if "embeddings.word_embeddings.weight" in own:
+                arrays = modern_text_encoder(own, config, source)
             set_text_sizes(kind, config, arrays)
             weights.components[kind] = ComponentWeights(config, arrays, source)
     if not weights.components:
