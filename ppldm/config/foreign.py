@@ -38,7 +38,7 @@ _SUFFIXES = {"webdataset": "tar", "parquet": "parquet"}
 # By the class of a filter of control images: ours, of its parameters the names here, and its defaults.
 _SMALLER = {"scale_factor": ("scale",)}
 _FILTERS: dict[str, tuple[str, dict, dict]] = {
-    "CannyFilter": ("canny", {"resize": ("resize",)}, {}),
+    "CannyFilter": ("canny,channels=1", {"resize": ("resize",)}, {}),
     "SRFilter": ("super-resolution", _SMALLER, {"scale_factor": 0.25}),
     "SREffnetFilter": ("super-resolution", _SMALLER, {"scale_factor": 0.5}),
     "InpaintFilter": (

@@ -10,9 +10,9 @@
     row               the row's second image, under the same crop (`docs/data.md`)
 
 A filter is called with a crop, uint8 [3, H, W], and a generator of random numbers; it returns uint8 [num_channels, H,
-W], 0 .. 255, and says `num_channels`. What has one channel is repeated to three, so that any picture may take its place
-when the model draws. A class of one's own is the same: `package.module:Class`. A person names either, and then its
-parameters: `canny,low=50,high=150`, `my_filters:Depth,side=224`.
+W], 0 .. 255, and says `num_channels`. What has one channel is repeated to three (but for `canny,channels=1`), so that
+any picture may take its place when the model draws. A class of one's own is the same: `package.module:Class`. A person
+names either, and then its parameters: `canny,low=50,high=150`, `my_filters:Depth,side=224`.
 """
 
 import importlib
@@ -96,22 +96,26 @@ class _Filter:
 
 @dataclass(frozen=True)
 class Canny(_Filter):
-    """Edges (Canny 1986). low, high: thresholds of the gradient. resize: shorter side in pixels; 0: the picture's."""
+    """Edges (Canny 1986). low, high: thresholds of the gradient. resize: shorter side in pixels; 0: the picture's.
+    channels: 1, as Stable Cascade's published control network sees them, or 3."""
 
     low: float = 100
     high: float = 200
     resize: int = 224
+    channels: int = 3
+    num_channels = property(lambda self: self.channels)  # type: ignore[assignment]
     bounds = {"low": Bounds(least=0)}
 
     def __post_init__(self):
         super().__post_init__()
         self._require("high", self.high >= self.low, f"at least low, {self.low}")
+        self._require("channels", self.channels in (1, 3), "1 or 3")
         self._require("resize", self.resize >= 0 and self.resize == int(self.resize), "a whole number, 0 or more")
 
     def __call__(self, picture, generator):
         seen = _last(picture)
         seen = _shrunk(seen, int(self.resize)) if self.resize else seen
-        return _first(_scale(_cv2().Canny(seen, self.low, self.high), picture.shape[1:], "NEAREST"))
+        return _first(_scale(_cv2().Canny(seen, self.low, self.high), picture.shape[1:], "NEAREST"))[: self.channels]
 
 
 @dataclass(frozen=True)

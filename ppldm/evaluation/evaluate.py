@@ -33,7 +33,7 @@ _Seconds = Annotated[float, {"opt": True, "type": float}]
 
 def evaluate(
     what: Annotated[str, {"opt": False, "nargs": "?"}] = None,  # pipeline, run, checkpoint, .ckpt, VAE, or pictures
-    against: Annotated[str, {"opt": True, "required": True}] = None,  # real pictures: a filelist or a folder
+    against: Annotated[str, {"opt": True, "required": True}] = None,  # real pictures: filelist, folder; or FID's .npz
     metrics: _Words = (),  # such as fid kid frechet:dinov2; by default all whose networks are at hand
     prompts: str = None,  # file of prompts, as of generate, or COCO's captions; by default the captions of --against
     num_samples: int = None,  # pictures to draw; by default one a prompt, of 1000 prompts at most
@@ -54,7 +54,7 @@ def evaluate(
     dinov2: str = None,  # DINOv2: a file or folder, or a name such as dinov2_vitl14
     lpips: str = None,  # LPIPS for an autoencoder: a file, random, or a folder with VGG16's and the linear layers'
     convention: str = None,  # how pictures are resized for inception: clean, legacy_pytorch, legacy_tensorflow
-    original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    original_config_file: str = None,  # YAML of a .ckpt, folder of JSON of a .pdparams; of old checkpoints VAE's
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     guide_model: GuideModel = None,
     lora: Loras = None,

@@ -45,7 +45,7 @@ from ..weights.lora.merge import identify_loras
 from ..weights.source import read_component
 from .measure import SEED, Networks, Result, begin_result, check, measure, names_of, read_result
 from .metrics.base import Metric
-from .pictures import WEIGHTS, PictureSet, open_pictures
+from .pictures import WEIGHTS, PictureSet, Statistics, open_pictures, open_statistics
 
 _FEATURES, _RECONSTRUCTIONS = "features", "reconstructions"
 MODEL, AUTOENCODER, PICTURES = "model", "autoencoder", "pictures"
@@ -70,7 +70,7 @@ class Job:
     batch_size: int
     loading: dict
     redo: bool
-    _real: dict[int | None, PictureSet] = field(default_factory=dict)
+    _real: dict[int | None, PictureSet | Statistics] = field(default_factory=dict)
 
     @property
     def resolution(self) -> int | None:
@@ -92,10 +92,14 @@ class Job:
         path = self.loading.get("guide_model")
         return {"guide_model": str(path)} if path else {}
 
-    def real(self, resolution: int | None) -> PictureSet:
-        """The real pictures, looked at once. Raises DataError."""
+    def real(self, resolution: int | None) -> PictureSet | Statistics:
+        """The real pictures, looked at once, or statistics of them. Raises DataError, ConfigError."""
+        of_file = self.against.suffix == ".npz"
+        if of_file and self.num_real:
+            raise ConfigError(f"--num-real chooses pictures, and --against {self.against} has none; omit it")
         if resolution not in self._real:
-            self._real[resolution] = open_pictures(self.against, resolution, self.num_real)
+            opened = open_statistics(self.against) if of_file else None
+            self._real[resolution] = opened or open_pictures(self.against, resolution, self.num_real)
         return self._real[resolution]
 
     def plan_drawing(self, resolution: int | None) -> Plan:
@@ -177,6 +181,8 @@ class Job:
         fingerprint, vae = checksum_arrays(found.arrays.items()), fill_component("vae", found)
         vae.eval()
         real, results = self.real(self.resolution or found.config["sample_size"]), {}
+        if not isinstance(real, PictureSet):
+            raise ConfigError(f"--against {self.against} has no pictures to reconstruct; give a filelist or a folder")
         with self._claimed(out, {"of": fingerprint, "against": real.digest}, world):
             _reconstruct(vae, real, out / _RECONSTRUCTIONS, fingerprint, self.batch_size, world)
             barrier(world)

@@ -38,7 +38,8 @@ from .composition import grade_pictures
 from .features.base import NETWORKS, FeatureNetwork, load_features
 from .metrics.base import METRICS, Metric
 from .metrics.bootstrap import Measured
-from .pictures import WEIGHTS, PictureSet
+from .metrics.distributions import frechet_distance
+from .pictures import WEIGHTS, PictureSet, Statistics
 
 COMPOSITION = "composition"
 # `composition` takes pictures and their captions, and has several values (`composition.py`).
@@ -116,7 +117,7 @@ def _read_terms(path: Path, digest: str | None) -> dict[str, list[np.ndarray]]:
     return found
 
 
-def begin_result(name: str, generated: PictureSet, real: PictureSet, weights: Mapping | None) -> Result:
+def begin_result(name: str, generated: PictureSet, real: PictureSet | Statistics, weights: Mapping | None) -> Result:
     """A result without metrics. weights: what is known of them besides what the pictures say."""
     of = {
         "name": name,
@@ -194,8 +195,11 @@ class Networks:
     def settings(self, name: str) -> dict:
         return {"digest": self[name].digest, "convention": self[name].convention}
 
-    def embed(self, name: str, pictures: PictureSet, keep: bool = False) -> np.ndarray:
-        """Features [N, dim] float32. keep: in the cache. Raises DataError where they are not finite."""
+    def embed(self, name: str, pictures: PictureSet | Statistics, keep: bool = False):
+        """Features [N, dim] float32; of statistics their moments. keep: in the cache. Raises DataError where they are
+        not finite."""
+        if isinstance(pictures, Statistics):
+            return pictures.moments
         path = self.cache / f"{name}-{digest_of([self.settings(name), pictures.digest])}.npy"
         if keep and path.is_file():
             return np.load(path)
@@ -213,10 +217,15 @@ class Networks:
         return features
 
 
-def check(metric: Metric, generated: PictureSet, real: PictureSet) -> str:
+def check(metric: Metric, generated: PictureSet, real: PictureSet | Statistics) -> str:
     """Why a metric cannot be computed of these sets; "" where it can."""
     of_both = metric.inputs in ("features", "pictures", "pairs")
-    for what, pictures, flag in (("generated", generated, "--num-samples"), ("real", real, "--num-real")):
+    sets = [("generated", generated, "--num-samples"), ("real", real, "--num-real")]
+    if isinstance(real, Statistics):
+        if of_both and (metric.compute, metric.features) != (frechet_distance, "inception"):
+            return f"needs real pictures, and {real.where} has statistics for fid; give a filelist or a folder"
+        sets.pop()
+    for what, pictures, flag in sets:
         if (of_both or what == "generated") and len(pictures) < metric.least:
             return f"needs {metric.least} {what} pictures, and there are {len(pictures)}; raise {flag}"
     sizes = generated.facts["size"], real.facts["size"]
@@ -236,7 +245,9 @@ def check(metric: Metric, generated: PictureSet, real: PictureSet) -> str:
     return ""
 
 
-def measure(result: Result, wanted: list[Metric], generated: PictureSet, real: PictureSet, networks: Networks) -> None:
+def measure(
+    result: Result, wanted: list[Metric], generated: PictureSet, real: PictureSet | Statistics, networks: Networks
+) -> None:
     """Compute the metrics into a result. Raises DataError, ModelError."""
     features: dict[str, np.ndarray] = {}
     for one in wanted:

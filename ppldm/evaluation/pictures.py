@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from PIL import Image
@@ -71,6 +72,35 @@ class PictureSet(Sequence):
         left, top = ((length - side + 1) // 2 for length in size)
         whole = Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
         return np.asarray(whole.crop((left, top, left + side, top + side)))
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean [D] and root [D, D], whose product rootᵀ root is the covariance, of InceptionV3's features of real pictures,
+    instead of these; digest and facts as a `PictureSet` has them."""
+
+    where: str
+    moments: tuple[np.ndarray, np.ndarray]
+    digest: str
+    facts: dict
+
+    captions = (None,)
+
+
+def open_statistics(path: Path) -> Statistics:
+    """Those in a file of pytorch-fid, or PaddleMIX's `coco_<side>_<number>.npz`: `mu`, and `sigma` by n - 1. Raises
+    DataError."""
+    try:
+        with np.load(path) as file:
+            mean, covariance = (file[name].astype(np.float64) for name in ("mu", "sigma"))
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise DataError(f"{path} is not a file of statistics with mu and sigma ({error}); name another") from error
+    if mean.ndim != 1 or covariance.shape != (len(mean),) * 2 or not np.isfinite([mean, *covariance]).all():
+        raise DataError(f"{path}: mu {mean.shape} and sigma {covariance.shape} are not finite [D] and [D, D]")
+    values, vectors = np.linalg.eigh(covariance)
+    root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+    digest = sha256(mean.tobytes() + covariance.tobytes()).hexdigest()
+    return Statistics(str(path), (mean, root), digest, {"count": "statistics", "size": None, "resize": None})
 
 
 def open_pictures(where, resolution: int | None = None, limit: int | None = None, seed: int = 0) -> PictureSet:

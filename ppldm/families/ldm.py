@@ -120,8 +120,9 @@ class TextToImage(Family):
         model.usual = Drawing(**config.kept()).fit(model.process, model.usual)
         if config.trains_adapters:
             from ..networks.adapters import adapt
+            from ..weights.lora.files import read_lora
 
-            adapt(model, config, seed)
+            adapt(model, config, seed, read_lora(config.lora_from).components if config.lora_from else None)
         return model
 
     def tokenizer(self, config: TextToImageSettings):

@@ -206,7 +206,9 @@ class AdapterSettings:
     lora_rank: Count | None = _loss(None, also=("rank",))
     "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/finetune.md)."
     lora_alpha: Positive | None = _loss(None, needs=_NEEDS_LORA)
-    "They are scaled by this over their rank (default: the rank)."
+    "They are scaled by this over their rank (default: the rank, or as --lora_from says)."
+    lora_from: str | None = _model(None, kind="file", needs=_NEEDS_LORA)
+    "LoRA file whose values they start from, in any form that --lora reads (default: new ones)."
     lora_modules: list[str] = lora_modules("attn", "ff, conv, to_q …")
     lora_components: list[str] = lora_components("unet", "text_encoder")
     train_tokens: list[str] = _loss([])
@@ -311,8 +313,9 @@ class TextToImageSettings(ObjectiveSettings, AverageSettings, AdapterSettings, D
     how_to_freeze: ClassVar[str]
 
     original_config_file: str | None = _model(None, kind="path")
-    """YAML file of a .ckpt (default: the one of its name beside it); config.json of the VAE of a checkpoint that holds
-    no model.json."""
+    """YAML file of a .ckpt (default: the one of its name beside it); of PaddleMIX's model_state.pdparams the folder of
+    unet.json, ldmbert.json and vae.json (default: its own); of a checkpoint without model.json
+    the VAE's config.json."""
     latents_statistics: str | None = _model(None, kind="path")
     """JSON file with the mean and deviation of the VAE's latents by channel, as `ppldm precompute --json` prints; they
     replace the shift and scaling of its config and are saved with the model."""

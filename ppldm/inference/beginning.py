@@ -24,14 +24,16 @@ def read_control(
     path, num_channels: int, size: tuple[int, int], made_by: str | None = None, seed: int = 0
 ) -> np.ndarray:
     """The control image, uint8 [num_channels, H, W], of `size` (H, W) in a picture's file: its centre, resized to cover
-    that; or what the filter `made_by` makes of it, with draws of `seed`. Of four channels the last is the hole that is
-    to be drawn: where a picture is transparent. Raises ConfigError."""
+    that, of one channel its brightness; or what the filter `made_by` makes of it, with draws of `seed`. Of four
+    channels the last is the hole that is to be drawn: where a picture is transparent. Raises ConfigError."""
     image = open_image(path, "--control")
     pixels = cut_centre(lay_on_white(image), size)
     if made_by:
         control = apply_filter(make_filter(made_by), pixels, make_rng(seed, Stream.CONTROL))
     elif num_channels == _WITH_HOLE and image.mode == "RGBA":
         control = with_hole(pixels, cut_centre(image.getchannel("A"), size)[0] < 128)
+    elif num_channels == 1:
+        control = cut_centre(lay_on_white(image).convert("L"), size)[:1]
     else:
         control = pixels
     if len(control) != num_channels:

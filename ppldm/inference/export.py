@@ -15,7 +15,7 @@ def export(
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     dtype: Annotated[str, {"opt": True, "choices": ["float32", "float16"]}] = "float32",  # of the weights written
     safetensors: bool = False,  # for ppdiffusers: .safetensors in place of .pdparams (diffusers always gets them)
-    original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    original_config_file: str = None,  # YAML of a .ckpt, folder of JSON of a .pdparams; of old checkpoints VAE's
     tokenizer: str = None,  # tokenizer folder to put in; by default the model's own
     prediction_type: str = None,  # epsilon or v_prediction, of a Stable Diffusion 2 in one file that does not say
     rescale_betas_zero_snr: bool = False,  # it was trained to a last timestep of pure noise, and does not say so

@@ -60,7 +60,7 @@ def generate(
     exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
     columns: int = 2,  # prompts beside one another in the grid
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
-    original_config_file: str = None,  # YAML of a .ckpt (default: beside it); VAE's config.json of an old checkpoint
+    original_config_file: str = None,  # YAML of a .ckpt, folder of JSON of a .pdparams; of old checkpoints VAE's
     decoder: str = None,  # stage B of Stable Cascade, checkpoint or pipeline, where the model is its stage C
     controlnet: str = None,  # control network of Stable Cascade's stage C, checkpoint or folder, with --control
     guide_model: GuideModel = None,

@@ -65,15 +65,16 @@ def load(
     guide_model=None,
 ) -> TextToImage:
     """The model at `path`: a pipeline folder (ppldm, ppdiffusers, diffusers), a checkpoint, a run or a folder with one,
-    a single file (CompVis' .ckpt, Stable Diffusion's .safetensors or .ckpt), or a name. `ema`: a checkpoint's averaged
-    weights, or a .ckpt's. `original_config_file`: the YAML file of a .ckpt, or config.json of the VAE of a checkpoint
-    without model.json. `tokenizer`: a folder with vocab.txt, where the model brings none. `lora`: files to merge, each
-    with its weight, as "FILE:0.8". `textual_inversion`: files whose vectors a token stands for, as "FILE" or
-    "FILE:TOKEN". `offline`: never touch the network. `decoder`: stage B of Stable Cascade, for its stage C;
-    `controlnet`: a control network of that. `prediction_type`, `rescale_betas_zero_snr`: of a single file that does not
-    say it: epsilon or v_prediction; trained to a last timestep of pure noise. `engine`, `dtype`: one of
-    `engine.ENGINES` and `engine.DTYPES`, by default eager and float32. `guide_model`: a worse model of the same kind
-    that guides it (`methods.autoguidance`). Raises ModelError, ConfigError."""
+    a single file (CompVis' .ckpt, PaddleMIX's .pdparams, Stable Diffusion's .safetensors or .ckpt), or a name. `ema`: a
+    checkpoint's averaged weights, or a file's. `original_config_file`: the YAML file of a .ckpt, the folder of a
+    .pdparams' JSON files, or config.json of the VAE of a checkpoint without model.json. `tokenizer`: a folder with
+    vocab.txt, where the model brings none. `lora`: files to merge, each with its weight, as "FILE:0.8".
+    `textual_inversion`: files whose vectors a token stands for, as "FILE" or "FILE:TOKEN". `offline`: never touch the
+    network. `decoder`: stage B of Stable Cascade, for its stage C; `controlnet`: a control network of that.
+    `prediction_type`, `rescale_betas_zero_snr`: of a single file that does not say it: epsilon or v_prediction; trained
+    to a last timestep of pure noise. `engine`, `dtype`: one of `engine.ENGINES` and `engine.DTYPES`, by default eager
+    and float32. `guide_model`: a worse model of the same kind that guides it (`methods.autoguidance`). Raises
+    ModelError, ConfigError."""
     engine, dtype = engine or EAGER, dtype or FLOAT32
     check_engine(engine)
     check_dtype(dtype, current_device())

@@ -67,9 +67,9 @@ class Tread(Method):
         def thin_turns(block, given):  # what each block is given anew of all tokens
             if not network.training:
                 return None
-            place = block.turns_at
-            turns = given[place].expand([taps[_KEPT].shape[0], -1, -1])
-            return (*given[:place], thin(turns), *given[place + 1 :])
+            rows = taps[_KEPT].shape[0]
+            there = {place for place in block.of_tokens if given[place] is not None}
+            return tuple(thin(one.expand([rows, -1, -1])) if place in there else one for place, one in enumerate(given))
 
         def join(block, given, tokens):
             if not network.training:
@@ -78,7 +78,7 @@ class Tread(Method):
             patches = taps.pop(_WHOLE)[:, extras:]
             return _behind(extras, tokens, lambda kept: put_patches(patches, kept, taps[_KEPT]))
 
-        for block in blocks[self.ends : -self.ends] if hasattr(blocks[0], "turns_at") else ():
+        for block in blocks[self.ends : -self.ends] if hasattr(blocks[0], "of_tokens") else ():
             block.register_forward_pre_hook(thin_turns)
         blocks[self.ends].register_forward_pre_hook(leave)
         blocks[-1 - self.ends].register_forward_post_hook(join)

@@ -72,6 +72,23 @@ class LoraAdapter(nn.Layer):
             rng = make_rng(seed, Stream.INIT, epoch=_SALT + salt, row=row)
             layer.down.set_value(rng.standard_normal(layer.down.shape, np.float32) / np.float32(self.rank))
 
+    @paddle.no_grad()
+    def start(self, pairs: dict, file) -> None:
+        """Take the values of a file's `LoraPair`s by layer. Raises ConfigError where they are not of these layers."""
+        own = {name.replace(".", "_"): layer for name, layer in self.layers.items()}  # kohya's names, too
+        for name, pair in pairs.items():
+            where = f"--lora_from {file}: {self.network} {name}"
+            if not (layer := own.get(name.replace(".", "_"))):
+                raise ConfigError(f"{where} is not of --lora_modules {' '.join(self.config['modules'])}; add its name")
+            if (pair.rank, pair.alpha) != (self.rank, self.alpha):
+                said = f"--lora_rank {pair.rank} --lora_alpha {pair.alpha:g}"
+                raise ConfigError(f"{where} has another rank or alpha than {self.rank}, {self.alpha:g}; give {said}")
+            for parameter, array in ((layer.down, pair.down), (layer.up, pair.up)):
+                array = array.reshape(len(array), -1).T if parameter.ndim == 2 else array
+                if array.size != parameter.size or (parameter.ndim == 2 and [*array.shape] != parameter.shape):
+                    raise ConfigError(f"{where} is of another shape than this model's; give a LoRA for it")
+                parameter.set_value(np.asarray(array, np.float32, order="C").reshape(parameter.shape))
+
 
 class TokensAdapter(nn.Layer):
     """The rows of `tokens` in place of those of an embedding, at work from when it is made. network: the text encoder's
@@ -147,17 +164,22 @@ def find_layers(name: str, network: nn.Layer, modules: list[str]) -> dict[str, n
     return found
 
 
-def adapt(model: Model, config, seed: int) -> None:
-    """Give a built model the adapters of `families.settings`, and freeze all else. Raises ConfigError."""
-    networks, adapters = model.networks, {}
+def adapt(model: Model, config, seed: int, begun: dict | None = None) -> None:
+    """Give a built model the adapters of `families.settings`, and freeze all else. begun: of a file, `LoraPair`s by
+    network and layer, from which they start. Raises ConfigError."""
+    networks, adapters, begun = model.networks, {}, begun or {}
+    alphas = [pair.alpha for pairs in begun.values() for pair in pairs.values()]
+    if odd := sorted(begun.keys() - {*config.lora_components}):
+        raise ConfigError(f"--lora_from {config.lora_from} changes the {odd[0]}; add it to --lora_components")
     with paddle.utils.unique_name.guard("adapter_"):
         for salt, name in enumerate(config.lora_components if config.lora_rank else ()):
             if name not in networks:
                 raise ConfigError(f"--lora_components {name}: the model has {', '.join(networks)}; choose of these")
             layers = find_layers(name, networks[name].layer, config.lora_modules)
-            alpha = config.lora_alpha or float(config.lora_rank)
+            alpha = config.lora_alpha or (alphas or [float(config.lora_rank)])[0]
             adapters[f"{name}_lora"] = LoraAdapter(name, layers, config.lora_rank, alpha, config.lora_modules)
             adapters[f"{name}_lora"].draw(seed, salt)
+            adapters[f"{name}_lora"].start(begun.get(name, {}), config.lora_from)
         if config.train_tokens:
             plan = plan_tokens(config.wanted_tokens(), model.tokenizer.vocab)
             model.tokenizer = model.tokenizer.with_tokens([token for token, ids in plan.items() if ids])

@@ -53,6 +53,8 @@ _TEXT_ENCODER_SETTINGS = (
     "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id",
 )  # fmt: skip
 _UNUSED = "to_logits."
+# What diffusers called the layers of the VAE's attention before 0.17.
+_OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 
 @dataclass
@@ -132,6 +134,13 @@ def is_linear_weight(name: str, array: np.ndarray) -> bool:
     """True for the weight of a Linear layer: 2-D, and no table of embeddings."""
     layer, _, leaf = name.rpartition(".")
     return leaf == "weight" and array.ndim == 2 and layer.rpartition(".")[2] not in _TABLES
+
+
+def modern_vae_name(name: str) -> str:
+    """The name of a VAE's parameter today, from today's or that of a diffusers before 0.17."""
+    start, found, rest = name.partition(".attentions.0.")
+    layer, dot, leaf = rest.rpartition(".")
+    return f"{start}{found}{_OLD_VAE_ATTENTION.get(layer, layer)}{dot}{leaf}" if found else name
 
 
 def to_paddle_config(kind: str, config: dict, source) -> dict:

@@ -1,8 +1,9 @@
 """Names of published models to local folders: downloaded once, only by rank 0, or not at all with `--offline`.
 
-A name is `owner/model` or `owner/model/component` on the Hugging Face hub (or the mirror HF_ENDPOINT), or else on
-Paddle's own server. From the hub come configs, tokenizers and safetensors, and pickles only where a component has
-nothing else; files are compared with the hub's SHA-256. Single files from elsewhere have names in `find_weights`.
+A name is `owner/model` or `owner/model/component`, with `@REVISION` (a branch, tag or commit) or without, on the
+Hugging Face hub (or the mirror HF_ENDPOINT), or else on Paddle's own server. From the hub come configs, tokenizers and
+safetensors, and pickles only where a component has nothing else; files are compared with the hub's SHA-256. Single
+files from elsewhere have names in `find_weights`.
 """
 
 import hashlib
@@ -47,9 +48,7 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
     path = input_path(text).expanduser()
     if path.exists():
         return path
-    pieces = text.split("/")
-    world = World.detect()
-    repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
+    world, (repository, subfolder) = World.detect(), split_name(text)
     folders = {kind: ALL_FOLDERS[kind] for kind in kinds}
     if world.is_main and not is_offline(offline):
         get_logger().info("there is no folder %s here (%s): fetching the model of this name", text, meant_path(text))
@@ -60,8 +59,15 @@ def locate_model(name_or_path, offline: bool = False, kinds: Iterable[str] = tup
         folder = _fetch(repository, subfolder, folders, local_only=True)
     found = folder / subfolder
     if not found.is_dir():
-        raise ModelError(f"the model {repository} has no folder {subfolder}; check the name")
+        raise ModelError(f"the model {repository['repo_id']} has no folder {subfolder}; check the name")
     return found
+
+
+def split_name(text: str) -> tuple[dict, str]:
+    """(what huggingface_hub takes of a name owner/model/component@REVISION, the component or "")."""
+    name, _, revision = text.partition("@")
+    pieces = name.split("/")
+    return {"repo_id": "/".join(pieces[:2]), "revision": revision or None}, "/".join(pieces[2:])
 
 
 def packaged_or(name_or_path) -> Path | str:
@@ -83,7 +89,7 @@ def find_weights(name_or_path, files: Mapping[str, PublishedFile], offline: bool
     except ModelError as error:
         names = f"a name ({', '.join(files)})" if files else "a name such as openai/clip-vit-base-patch32"
         raise ModelError(f"{error}, or give {names}") from error
-    folder = _snapshot(str(name_or_path), "", SIDE_BY_SIDE, is_offline(offline))
+    folder = _snapshot(split_name(str(name_or_path))[0], "", SIDE_BY_SIDE, is_offline(offline))
     _check_sums(folder)
     return folder
 
@@ -126,8 +132,9 @@ def check_name(name_or_path) -> str:
     if is_address(text):
         return text  # the store says so where it is not there
     path = Path(text).expanduser()
-    is_path = path.is_absolute() or text.startswith((".", "~")) or path.suffix in (".ckpt", ".bin", ".safetensors")
-    first, *others = text.split("/")
+    of_file = text.endswith((".ckpt", ".bin", ".safetensors", ".pdparams"))
+    is_path = path.is_absolute() or text.startswith((".", "~")) or of_file
+    first, *others = text.partition("@")[0].split("/")
     # A name of three pieces ends in a component, as vae or vae_1_0; where its first is a folder here, a path was meant.
     is_path |= len(others) == 2 and (Path(first).is_dir() or not others[1].startswith(_COMPONENTS))
     # One of two pieces may be of an owner of whom some models lie here; else, or where one is near, a path was meant.
@@ -140,7 +147,7 @@ def check_name(name_or_path) -> str:
     return text
 
 
-def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
+def _fetch(repository: dict, subfolder: str, folders, local_only: bool) -> Path:
     """The model's folder in the cache of the hub, or else of Paddle's server."""
     try:
         folder = _snapshot(repository, subfolder, folders, local_only)
@@ -149,7 +156,8 @@ def _fetch(repository: str, subfolder: str, folders, local_only: bool) -> Path:
             return _snapshot(repository, "", SIDE_BY_SIDE, local_only)  # one network, as a CLIP is published
         return folder
     except ModelError:
-        if folder := _fetch_from_paddle(repository, subfolder, folders, local_only):
+        name, of_paddle = repository["repo_id"], repository["revision"] is None
+        if of_paddle and (folder := _fetch_from_paddle(name, subfolder, folders, local_only)):
             return folder
         raise
 
@@ -183,15 +191,15 @@ def _fetch_from_paddle(repository: str, subfolder: str, folders, local_only: boo
     return folder
 
 
-def _snapshot(repository: str, subfolder: str, folders, local_only: bool) -> Path:
+def _snapshot(repository: dict, subfolder: str, folders, local_only: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     wanted, patterns = patterns_of(subfolder, folders)
-    with naming_hub_errors("/".join(filter(None, (repository, subfolder))), local_only):
-        folder = Path(snapshot_download(repository, allow_patterns=patterns, local_files_only=local_only))
+    with naming_hub_errors("/".join(filter(None, (repository["repo_id"], subfolder))), local_only):
+        folder = Path(snapshot_download(**repository, allow_patterns=patterns, local_files_only=local_only))
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*")]
         if pickled := pickles_of(names, wanted):
-            snapshot_download(repository, allow_patterns=pickled, local_files_only=local_only)
+            snapshot_download(**repository, allow_patterns=pickled, local_files_only=local_only)
     return folder
 
 

@@ -8,12 +8,21 @@ from ..utils.errors import ConfigError, ModelError
 from ..utils.files import atomic_dir, is_address
 from ..utils.text import count_of, print_report
 from ..utils.variables import is_offline
-from .fetch import ALL_FOLDERS, SIDE_BY_SIDE, check_name, locate_model, naming_hub_errors, patterns_of, pickles_of
+from .fetch import (
+    ALL_FOLDERS,
+    SIDE_BY_SIDE,
+    check_name,
+    locate_model,
+    naming_hub_errors,
+    patterns_of,
+    pickles_of,
+    split_name,
+)
 from .folders import COMPONENT_FOLDERS
 
 
 def fetch(
-    name: str,  # owner/model or owner/model/component, on the hub or the mirror in HF_ENDPOINT
+    name: str,  # owner/model[/component][@REVISION], on the hub or the mirror in HF_ENDPOINT
     out: str = "",  # copy it to this folder, which must not be there
     dry_run: bool = False,  # say which files these are and how large, and write nothing
     offline: bool = False,  # never touch the network: only say where it lies
@@ -27,8 +36,7 @@ def fetch(
     if out and Path(out).exists():
         raise ConfigError(f"--out {out} is there already; name a new folder")
     text, kinds, published = check_name(name), [*COMPONENT_FOLDERS], dict[str, int]()
-    pieces = text.split("/")
-    repository, subfolder = "/".join(pieces[:2]), "/".join(pieces[2:])
+    repository, subfolder = split_name(text)
     is_here = is_offline(offline) or is_address(text) or Path(text).expanduser().exists()
     if not is_here:
         try:
@@ -62,12 +70,12 @@ def choose_files(published: dict[str, int], subfolder: str, kinds: list[str]) ->
     return {file: size for file, size in published.items() if any(fnmatch(file, one) for one in patterns)}
 
 
-def _list_published(repository: str) -> dict[str, int]:
+def _list_published(repository: dict) -> dict[str, int]:
     """The files of a model on the hub, with their bytes. Raises ModelError."""
     from huggingface_hub import HfApi
 
-    with naming_hub_errors(repository, local_only=False):
-        found = HfApi().model_info(repository, files_metadata=True).siblings or ()
+    with naming_hub_errors(repository["repo_id"], local_only=False):
+        found = HfApi().model_info(**repository, files_metadata=True).siblings or ()
     return {file.rfilename: file.size or 0 for file in found}
 
 

@@ -3,6 +3,7 @@ lie at a place, and the model that each has made. Importing it needs Python alon
 
 import os
 import re
+from filecmp import cmp
 from functools import cache
 from pathlib import Path
 
@@ -32,6 +33,7 @@ CHECKPOINT_WEIGHTS, CHECKPOINT_AVERAGE = "model_state.pdparams", "ema_state.pdpa
 RUN_FILE = "run.json"
 OPEN_CLIP = "open_clip_config.json"
 _EXPORTED = ("pipeline", "vae", "vqgan")  # folders of whole models that a run leaves at its end
+_DESCRIBED = ("config.json", "model_config.json", "model.json", "manifest.json")  # beside weights: what they are
 _GROWS = "metrics.jsonl"
 FOLDER, FILE, CHECKPOINT = "folder", "file", "checkpoint"  # forms of models
 _DEPTH = 2  # folders below that are looked into
@@ -159,8 +161,15 @@ def model_in(path: Path) -> Path:
 
 
 def recognise(place: Path) -> tuple[Path, str]:
-    """(the path of the `model_in` a place, or of the .ckpt of one that was exported for CompVis; its form)."""
+    """(the path of the `model_in` a place, or of the .ckpt of one that was exported for CompVis, or of a file with the
+    weights of a checkpoint, beside it, that checkpoint's; its form)."""
     path = model_in(place)
+    described = holds_model(path) or any((path / name).is_file() for name in _DESCRIBED)
+    if (path / CHECKPOINT_WEIGHTS).is_file() and not described:
+        path /= CHECKPOINT_WEIGHTS  # of PaddleMIX's training, or in a run's folder
+    if path.name == CHECKPOINT_WEIGHTS and path.is_file():
+        made = filter(is_checkpoint, (path.parent, *list_checkpoints(path.parent)))
+        path = next((one for one in made if cmp(one / CHECKPOINT_WEIGHTS, path)), path)
     if (path / EXPORTED_CKPT).is_file() and not any(find_component(path, kind) for kind in COMPONENT_FOLDERS):
         path /= EXPORTED_CKPT
     return path, FILE if path.is_file() else CHECKPOINT if is_checkpoint(path) else FOLDER

@@ -3,7 +3,8 @@
     FOLDER        of a pipeline, written by ppldm, ppdiffusers, diffusers, or the older training scripts; or of one
                   component
     FILE          CompVis' .ckpt, with its YAML file; also by the folder that `ppldm export --to compvis` wrote; Stable
-                  Diffusion 1.x or 2.x, .safetensors or .ckpt, with or without a YAML file; a network as published
+                  Diffusion 1.x or 2.x, .safetensors or .ckpt, with or without a YAML file; a network as published;
+                  PaddleMIX's model_state.pdparams, or the folder that it lies in
     CHECKPOINT    checkpoint-<step>/ of a ppldm run: its model.json and tokenizer/ say what it is; older ones: `older`
 
 No pickle is run. What only some of these forms need is imported where one is read.
@@ -20,7 +21,7 @@ from ..networks.configs import LABELS, is_ldmbert, is_sd3, is_t5
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
-from .components import ComponentWeights, Weights
+from .components import ComponentWeights, Weights, modern_vae_name
 from .configs import CONFIG_FILES, PUBLISHED_SCHEDULE, check_schedule, read_config, read_scheduler
 from .fetch import locate_model, packaged_or
 from .folders import (
@@ -43,8 +44,6 @@ from .folders import (
 from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
 from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
 
-# What diffusers called the layers of the VAE's attention before 0.17.
-_OLD_VAE_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 _UNUSED = "caption_projection.y_embedding"  # of a DiT: random numbers
 # Of a whole CLIP, which encodes captions and pictures.
 _PARTS_OF_CLIP = {
@@ -52,7 +51,7 @@ _PARTS_OF_CLIP = {
     **dict.fromkeys(("projected_text_encoder", "text_encoder_2"), ("text_model.", "text_projection.")),
     "image_encoder": ("vision_model.", "visual_projection."),
 }  # fmt: skip
-_TORCH_SUFFIXES = (".ckpt", ".bin", ".pt", ".pth", ".safetensors")
+_TORCH_SUFFIXES, _STATE_SUFFIX = (".ckpt", ".bin", ".pt", ".pth", ".safetensors"), ".pdparams"
 
 
 def open_model(name_or_path, offline: bool = False, kinds=tuple(COMPONENT_FOLDERS), **told) -> "ModelSource":
@@ -80,9 +79,10 @@ def may_hold(kind: str, name: str) -> bool:
 @dataclass(frozen=True)
 class ModelSource:
     """A model that is here. config_file: of a .ckpt its YAML file, by default the one beside it, else what its shapes
-    say; of a network as published its config; of a checkpoint without model.json config.json of its VAE. ema: the
-    averaged weights. prediction_type: of a single file, whatever it says; assumed_prediction: of one that must say it
-    and does not. zero_snr: the last timestep is pure noise, whether or not the model says so."""
+    say; of a .pdparams the folder of its JSON files; of a network as published its config; of a checkpoint without
+    model.json config.json of its VAE. ema: the averaged weights. prediction_type: of a single file, whatever it says;
+    assumed_prediction: of one that must say it and does not. zero_snr: the last timestep is pure noise, whether or not
+    the model says so."""
 
     path: Path
     form: str
@@ -107,7 +107,8 @@ class ModelSource:
         if is_open_clip_folder(self.path):
             return vocabulary_folder("open-clip")
         near = self.path.parent / TOKENIZER_FOLDER
-        own = (self.path / TOKENIZER_FOLDER, self.path, beside(near, self.path.name), near)
+        own = [self.path / TOKENIZER_FOLDER, self.path, beside(near, self.path.name), near]
+        own += [self.path.parent] * (self.path.suffix == _STATE_SUFFIX)
         found = next((folder for folder in own if is_tokenizer(folder)), None)
         if found or self.form != FILE or self.path.suffix not in _TORCH_SUFFIXES:
             return found
@@ -163,6 +164,10 @@ class ModelSource:
         """The components `kinds`, of those that are there. Raises ModelError."""
         path = self.path
         if self.form == FILE:
+            if path.suffix == _STATE_SUFFIX:
+                from .layouts.paddlemix import read_state
+
+                return read_state(self, kinds)
             if path.suffix not in _TORCH_SUFFIXES:
                 raise ModelError(
                     f"{path} is not a model: give a folder of a pipeline or a checkpoint, or a single file"
@@ -332,7 +337,7 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
         return ComponentWeights(config, read_text_encoder(folder, own), str(folder))
     arrays = read_component_arrays(folder, lambda name: name.startswith(own))
     if kind == "vae":
-        arrays = {_modern_vae_name(name): array for name, array in arrays.items()}
+        arrays = {modern_vae_name(name): array for name, array in arrays.items()}
     if kind == TRANSFORMER:
         from .layouts.published import without_tables
 
@@ -347,13 +352,6 @@ def _read_component_folder(kind: str, folder: Path) -> ComponentWeights:
     # Position numbers, which older versions of transformers stored with the weights, are computed.
     arrays = {name: array for name, array in arrays.items() if not name.endswith("position_ids")}
     return ComponentWeights(config, arrays, str(folder))
-
-
-def _modern_vae_name(name: str) -> str:
-    """The name of a VAE's parameter today, from today's or that of a diffusers before 0.17."""
-    start, found, rest = name.partition(".attentions.0.")
-    layer, dot, leaf = rest.rpartition(".")
-    return f"{start}{found}{_OLD_VAE_ATTENTION.get(layer, layer)}{dot}{leaf}" if found else name
 
 
 def _check_files(folder: Path, known: dict, names, remedy: str) -> None:

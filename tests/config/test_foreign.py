@@ -212,13 +212,13 @@ def test_stages_are_known_by_their_versions(tmp_path):
 @pytest.mark.parametrize(
     "text, control",
     [
-        ("CannyFilter\ncontrolnet_filter_params:\n  resize: 224", "canny,resize=224"),
+        ("CannyFilter\ncontrolnet_filter_params:\n  resize: 224", "canny,channels=1,resize=224"),
         ("SREffnetFilter\ncontrolnet_filter_params: {scale_factor: 0.5}", "super-resolution,scale=0.5"),
         (
             "InpaintFilter\ncontrolnet_filter_params: {thresold: [0.04, 0.4], p_outpaint: 0.4}",
             "inpainting,threshold_low=0.04,threshold_high=0.4,p_outpaint=0.4",
         ),
-        ("CannyFilter", "canny"),
+        ("CannyFilter", "canny,channels=1"),
         ("SRFilter", "super-resolution,scale=0.25"),
         ("SRFilter\ncontrolnet_filter_params: {scale_factor: 0.125}", "super-resolution,scale=0.125"),
         ("SREffnetFilter", "super-resolution,scale=0.5"),

@@ -99,6 +99,40 @@ def test_what_needs_no_network_is_on_by_default_and_the_rest_is_named(pictures, 
     assert "(needs --inception FILE)" in shown and found["metrics"].keys().isdisjoint(found["left_out"])
 
 
+def test_against_statistics_the_distance_is_that_of_the_pictures_they_were_made_of(pictures, monkeypatch, capfd):
+    """As pytorch-fid stores them. What needs pictures is left out by name, and refused where it is asked for."""
+
+    class Five:
+        digest = convention = "five"
+
+        def __call__(self, pictures):
+            return np.stack([one.reshape(-1)[:5] for one in pictures]).astype(np.float32)
+
+    monkeypatch.setattr(measure, "load_features", lambda *told: Five())
+    rows = Five()([np.asarray(Image.open(pictures / "b" / f"{number}.png")) for number in range(12)])
+    np.savez(pictures / "st.npz", mu=rows.mean(0), sigma=np.cov(rows, rowvar=False))
+    command = ["evaluate", str(pictures / "a"), "--inception", "random", "--against"]
+    for against, more in (("b", ["fid"]), ("st.npz", ["fid", "diversity"])):
+        run([*command, str(pictures / against), "--metrics", *more, "--out", str(pictures / f"out-{against}")])
+    of_pictures, of_file = (results_of(pictures / f"out-{one}")["pictures.json"] for one in ("b", "st.npz"))
+    fid, theirs = of_file["metrics"]["fid"], of_pictures["metrics"]["fid"]
+    assert fid["value"] == pytest.approx(theirs["value"], rel=1e-6) and fid["low"] < fid["value"] < fid["high"]
+    assert fid["high"] - fid["low"] < theirs["high"] - theirs["low"]
+    assert of_file["settings"]["real"]["digest"] != of_pictures["settings"]["real"]["digest"]
+    run([*command, str(pictures / "st.npz"), "--out", str(pictures / "all")])
+    assert "needs real pictures" in results_of(pictures / "all")["pictures.json"]["left_out"]["kid"]
+    for more, message in ((["--metrics", "kid"], "kid needs real pictures, and .*st.npz has statistics for fid"),
+                          (["--metrics", "fid", "--num-real", "3"], "--num-real chooses pictures")):  # fmt: skip
+        with fails(message, capfd):
+            run([*command, str(pictures / "st.npz"), *more, "--out", str(pictures / "not")])
+    np.savez(pictures / "st.npz", mu=rows.mean(0)[:4], sigma=np.cov(rows[:, :4], rowvar=False))
+    with fails("statistics are of 4 numbers, and the features have 5", capfd):
+        run([*command, str(pictures / "st.npz"), "--metrics", "fid", "--out", str(pictures / "not1")])
+    np.savez(pictures / "st.npz", mean=rows.mean(0))
+    with fails("is not a file of statistics with mu and sigma", capfd):
+        run([*command, str(pictures / "st.npz"), "--metrics", "fid", "--out", str(pictures / "not2")])
+
+
 def test_a_sweep_draws_captions_of_the_real_pictures_and_keeps_all_that_its_results_depend_on(
     trained, tiny, tmp_path, monkeypatch, capfd
 ):

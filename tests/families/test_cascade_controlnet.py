@@ -65,7 +65,13 @@ def test_the_preset_trains_the_control_network_of_the_largest():
 
 @pytest.mark.parametrize(
     "bottleneck, control",
-    [("effnet", "canny"), ("effnet", "inpainting"), ("simple", "inpainting"), ("large", "super-resolution,scale=0.5")],
+    [
+        ("effnet", "canny"),
+        ("effnet", "canny,channels=1"),
+        ("effnet", "inpainting"),
+        ("simple", "inpainting"),
+        ("large", "super-resolution,scale=0.5"),
+    ],
 )
 def test_a_new_one_changes_nothing_and_alone_is_trained(tiny, monkeypatch, bottleneck, control):
     monkeypatch.setattr("ppldm.families.cascade.check_config", smaller)
@@ -153,6 +159,11 @@ def test_what_is_exported_is_read_back_and_by_its_published_names(tiny, tmp_path
     again = build(tiny, controlnet_name_or_path=tmp_path / "controlnet", controlnet_blocks=None)
     for name, value in model.controlnet.state_dict().items():
         assert np.array_equal(again.controlnet.state_dict()[name].numpy(), value.numpy()), name
+    one = {"controlnet_name_or_path": tmp_path / "one", "controlnet_blocks": None}
+    FAMILY.export(build(tiny, control="canny,channels=1"), config, None, tmp_path / "one", None, {})
+    assert build(tiny, **one, control="canny,channels=1").controlnet.config.conditioning_channels == 1
+    with pytest.raises(ModelError, match="sees 1 channels; with --control canny there are 3"):
+        build(tiny, **one)
     with pytest.raises(ModelError, match="sees 3 channels; with --control inpainting there are 4"):
         build(tiny, controlnet_name_or_path=tmp_path / "controlnet", controlnet_blocks=None, control="inpainting")
     # The single file that was published first, with its config beside it.

@@ -62,9 +62,10 @@ def pipeline(tiny, name, tmp_path_factory):
     return folder / "pipeline"
 
 
-# As published: tables of arXiv:2209.12152 (MS-COCO) and arXiv:2310.00426, rounded as there.
+# As published: tables of arXiv:2209.12152 (MS-COCO; H/2 of ImageNet) and arXiv:2310.00426, rounded as there.
 @pytest.mark.parametrize(
-    "file, millions, digits", [("uvit_s2", 45, 0), ("uvit_s2_deep", 58, 0), ("dit_pixart_xl2", 0.61e3, -1)]
+    "file, millions, digits",
+    [("uvit_s2", 45, 0), ("uvit_s2_deep", 58, 0), ("uvit_h2", 501, 0), ("dit_pixart_xl2", 0.61e3, -1)],
 )
 def test_published_sizes(file, millions, digits):
     config = read_new_config("transformer", CONFIG_DIR / f"{file}.json", "--transformer_config_file")

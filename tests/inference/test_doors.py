@@ -135,3 +135,12 @@ def test_bombs_and_damage_are_one_line_at_every_door(tmp_path):
                 door()
         with pytest.raises(ConfigError, match="image is not a PNG, JPEG or WebP file in base64"):
             read_picture(base64.b64encode(content).decode(), "image")
+
+
+def test_a_control_image_of_one_channel_is_the_brightness_of_a_picture():
+    grey = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
+    (seen,) = read_control(Image.fromarray(grey), 1, SIZE)
+    assert np.array_equal(seen, read_control(Image.fromarray(grey), 3, SIZE)[0])
+    red = np.zeros((*SIZE, 3), np.uint8)
+    red[..., 0] = 255
+    assert (read_control(Image.fromarray(red), 1, SIZE) == 76).all()

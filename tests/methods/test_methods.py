@@ -1,6 +1,7 @@
 """Methods that a recipe names: what each adds to a training, and what is refused."""
 
 import itertools
+import json
 
 import numpy as np
 import paddle
@@ -254,6 +255,16 @@ def test_patches_go_around_the_inner_blocks(tiny, tmp_path, name):
         assert turns[2].shape == turns[0].shape
     loss.value.backward()
     assert all(p.grad is not None for p in model.trained_parameters().values() if "pos_embed" in p.name)
+    if name == "single_stream":  # so do the first block's values
+        config = {**network.config, "value_residual": True}
+        (tmp_path / "mixes.json").write_text(json.dumps({k: v for k, v in config.items() if not k.startswith("_")}))
+        words = "--methods", "tread:rate=0.25", "--transformer_config_file", tmp_path / "mixes.json"
+        mixes = prepared(tiny, tmp_path / "mixes", name, *map(str, words)).state.model
+        shapes = []
+        for block in mixes.transformer.blocks:
+            block.register_forward_pre_hook(lambda _, given: shapes.append(given[4].shape == given[0].shape))
+        mixes.loss(batch).value.backward()
+        assert shapes == [True] * len(blocks) and mixes.transformer.blocks[1].attn.mixture.grad is not None
     model.eval()
     seen.clear()
     model.loss(batch)

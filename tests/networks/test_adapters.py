@@ -3,6 +3,7 @@
 import numpy as np
 import paddle
 import pytest
+from small_loras import differences
 from tiny_model import make_batch, make_model
 
 from ppldm.data.text.tokenizer import SPECIAL_TOKENS, CaptionTokenizer
@@ -11,6 +12,7 @@ from ppldm.families.ldm_build import build_model, weights_of
 from ppldm.networks.adapters import adapt
 from ppldm.training.compiled import compile_predict
 from ppldm.utils.errors import ConfigError
+from ppldm.weights.lora.files import read_lora, write_lora
 from ppldm.weights.lora.merge import lora_of, tokens_of
 
 WORDS = [*SPECIAL_TOKENS, "dog", "dogs", "cat", "doggy", *(f"w{number}" for number in range(91))]
@@ -75,6 +77,32 @@ def test_they_alone_learn(tiny, asked):
     assert own == set(model.adapters) and set(model.unsaved) == {"vae", "text_encoder", "unet"}
     for name, value in base(tiny).state_dict().items():
         assert (value.numpy() == before[name]).all(), name
+
+
+@pytest.mark.parametrize("form, alpha", [("diffusers", 3.0), ("kohya", 2.0)])
+def test_a_file_that_they_start_from_is_given_back_to_the_bit(tiny, tmp_path, form, alpha):
+    """As it was written, whatever the form; layers that it lacks begin without a change."""
+    asked = {"lora_rank": 3, "lora_alpha": alpha, "lora_modules": ["attn", "conv"]}
+    model = adapted(tiny, **asked)
+    disturb(model)
+    file = write_lora(lora_of(model), tmp_path / "a.safetensors", form)
+
+    def begin(**changes):
+        config, again = LdmConfig(**asked | {"lora_alpha": None, "lora_from": str(file)} | changes), base(tiny)
+        adapt(again, config, 1, read_lora(file).components)
+        return again
+
+    again = begin()
+    assert differences(lora_of(again), lora_of(model)) == []
+    assert (again(**make_batch(3)).value == model(**make_batch(3)).value).all()
+    more = lora_of(begin(lora_modules=["attn", "conv", "time_emb"])).components["unet"]
+    new = more.keys() - lora_of(model).components["unet"].keys()
+    assert new and not any(more[name].up.any() for name in new)
+    for changes, words in (({"lora_rank": 2}, "give --lora_rank 3 --lora_alpha"), ({"lora_alpha": 7.0}, "another rank"),
+                           ({"lora_modules": ["attn"]}, "is not of --lora_modules attn; add its name"),
+                           ({"lora_components": ["text_encoder"]}, "changes the unet; add it")):  # fmt: skip
+        with pytest.raises(ConfigError, match=words):
+            begin(**changes)
 
 
 @pytest.mark.parametrize("asked", [ALL, {"lora_rank": 1, "lora_modules": [""]}])

@@ -58,6 +58,16 @@ def test_intervals_copy_then_average():
     assert [decay.at(n) for n in (1, 99, 100, 101, 5000, 5001, 5100, 5150)] == [1, 1, 0, 1, 0, 1, 0.9, 1]
 
 
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_half_life_is_a_decay_of_the_interval(every):
+    """As docs/methods.md says it: after so many updates half is left of what was there, whatever the interval."""
+    ema = ExponentialMovingAverage({"w": parameter([1.0])}, IntervalDecay(0, every, 2 ** (-every / 30)))
+    ema.parameters["w"].set_value(np.zeros(1, np.float32))
+    for _ in range(30):
+        ema.update({})
+    np.testing.assert_allclose(ema.shadow["w"], [0.5], rtol=1e-6)
+
+
 def test_a_copy_is_exact():
     weight = parameter([0.1, 3e7])
     ema = ExponentialMovingAverage({"w": weight}, IntervalDecay(10, 1))

@@ -106,6 +106,22 @@ def test_what_is_masked_of_a_caption_has_no_influence():
         assert (transform(network, noisy, timesteps, changed, mask, patches) != one).any()
 
 
+@paddle.no_grad()
+def test_without_a_share_of_the_first_values_nothing_is_another_bit():
+    """And without the setting there is nothing more: the same parameters, by the same names."""
+    plain, mixing, given = randomised(), randomised(value_residual=True), given_for(8, 12)
+    own, more = plain.state_dict(), mixing.state_dict()
+    assert more.keys() - own.keys() == {f"blocks.{n}.attn.mixture" for n in range(1, plain.config.depth)}
+    for name, parameter in more.items():
+        parameter.set_value(own.get(name, paddle.to_tensor([0.5, -0.5])))
+    assert plain.config.depth > 1 and (transform(mixing, *given) == transform(plain, *given)).all()
+    for name in more.keys() - own.keys():
+        more[name].zero_()
+    assert float((transform(mixing, *given) - transform(plain, *given)).abs().max()) > 1e-3
+    new = build_network("transformer", {**plain.config, "value_residual": True}, 1).state_dict()
+    assert not any(new[name].any() for name in more.keys() - own.keys())
+
+
 @pytest.mark.parametrize("masks", [False, True])
 def test_operators_for_cpus_change_nothing_but_rounding(masks):
     noisy, timesteps, hidden, mask = given_for(8, 12)
@@ -168,6 +184,11 @@ def stated_in_pytorch(config, state, noisy, timesteps, hidden, mask):
         name = f"blocks.{number}"
         own = [one + table for one, table in zip(changes, state[f"{name}.scale_table"], strict=True)]
         parts = linear(f"{name}.attn.qkv", norm(f"{name}.norm1", x) * (1 + own[0])).chunk(3, -1)
+        if number == 0:
+            first = parts[2]
+        if f"{name}.attn.mixture" in state:
+            share = 0.5 + state[f"{name}.attn.mixture"]
+            parts = *parts[:2], share[0] * parts[2] + share[1] * first
         q, k, v = (one.unflatten(-1, (-1, head)).transpose(1, 2) for one in parts)
         q, k = rope(norm(f"{name}.attn.norm_q", q)), rope(norm(f"{name}.attn.norm_k", k))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=looks[:, None, None])
@@ -180,7 +201,8 @@ def stated_in_pytorch(config, state, noisy, timesteps, hidden, mask):
 
 
 @pytest.mark.needs("parity")
-@pytest.mark.parametrize("changes", [{}, {"rope_theta": 10000.0, "depth": 1}, {"head_dim": 16, "mlp_ratio": 2.5}])
+@pytest.mark.parametrize("changes", [{}, {"rope_theta": 10000.0, "depth": 1}, {"head_dim": 16, "mlp_ratio": 2.5},
+                                     {"value_residual": True}])  # fmt: skip
 def test_it_is_what_pytorch_computes(changes):
     import torch
 

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 from command_line import parse_arguments
+from small_loras import differences
 from tiny_model import load_pipeline, make_model
 
 from ppldm.data.text.tokenizer import load_tokenizer
@@ -13,8 +14,8 @@ from ppldm.families.ldm_build import weights_of
 from ppldm.training.prepare import prepare
 from ppldm.training.train import run_loop
 from ppldm.utils.errors import CheckpointError, ModelError
-from ppldm.weights.lora.files import read_lora
-from ppldm.weights.lora.merge import read_tokens
+from ppldm.weights.lora.files import LORA_FILE, read_lora
+from ppldm.weights.lora.merge import lora_of, read_tokens
 from ppldm.weights.model_file import read_model_file
 from ppldm.weights.source import open_model
 from ppldm.weights.write import write_weights
@@ -65,6 +66,13 @@ def test_a_checkpoint_holds_only_what_is_trained(run, bases):
 def test_another_base_is_refused_by_name(tiny, run, bases):
     with pytest.raises(CheckpointError, match="was trained with unet's weights"):
         train(tiny, run, bases / "other", max_steps=6)
+
+
+def test_a_run_begins_with_the_file_that_another_left(tiny, run, bases, tmp_path):
+    asked = dict.fromkeys(("vae_name_or_path", "text_encoder_config_file", "unet_config_file", "tokenizer_name"))
+    asked |= ASKED | {"model_name_or_path": bases / "one", "lora_from": run / "lora" / LORA_FILE}
+    begun = prepare(*parse_arguments(tiny.flags(tmp_path / "next", **asked), True))
+    assert differences(lora_of(begun.state.model), read_lora(run / "lora")) == []
 
 
 def test_what_is_exported(tiny, run, bases):

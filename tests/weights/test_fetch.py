@@ -169,6 +169,11 @@ def test_a_name_is_fetched_once_and_checked(hub):
     hub.asked.clear()
     again = fetch(hub, "owner/model", "offline")
     assert again.stdout == first.stdout and not hub.asked
+    for name in ("owner/model@fp16", "owner/model/unet@fp16"):
+        done = fetch(hub, name, code=f"from ppldm.weights.fetch import locate_model; locate_model({name!r})")
+        assert done.returncode == 0, done.stderr
+        assert any(path.startswith("/api/models/owner/model/revision/fp16") for path in hub.asked)
+        hub.asked.clear()
     unknown = fetch(hub, "owner/nothing")
     assert (
         unknown.returncode == 1

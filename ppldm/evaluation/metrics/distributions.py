@@ -48,10 +48,14 @@ MOST_PICTURES = 16_384  # as published; of more, so many are taken evenly
 _BINOMIAL = np.array([1, 4, 6, 4, 1], np.float32) / 16
 
 
-def frechet_distance(generated: np.ndarray, real: np.ndarray, *, seed: int) -> Measured:
-    """Between features [N, D] and [M, D], in float64. It depends on N and M: compare only values of the same."""
-    means = [np.mean(rows, axis=0, dtype=np.float64) for rows in (generated, real)]
-    roots = [_root(rows, mean) for rows, mean in zip((generated, real), means, strict=True)]
+def frechet_distance(generated: np.ndarray, real: np.ndarray | tuple, *, seed: int) -> Measured:
+    """Between features [N, D] and [M, D], in float64. It depends on N and M: compare only values of the same. real: or
+    mean and root of such features; the interval is that of drawing the others."""
+    means, roots = zip(*(one if isinstance(one, tuple) else _moments(one) for one in (generated, real)), strict=True)
+    if len(means[0]) != len(means[1]):
+        raise DataError(
+            f"statistics are of {len(means[1])} numbers, and the features have {len(means[0])}; name others"
+        )
     left, singular, right = svd(roots[0] @ roots[1].T, full_matrices=False)
     step = means[0] - means[1]
     of_means = float(step @ step)
@@ -64,17 +68,19 @@ def frechet_distance(generated: np.ndarray, real: np.ndarray, *, seed: int) -> M
     terms = [
         _terms(rows, mean, one, direction)
         for rows, mean, one, direction in zip((generated, real), means, maps, (step, -step), strict=True)
+        if not isinstance(rows, tuple)
     ]
     details = {"means": of_means, "covariances": of_covariances}
     return measure(max(0.0, of_means + of_covariances), *terms, seed=seed, details=details, bounds=(0, np.inf))
 
 
-def _root(rows: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """R [min(N, D), D] with RᵀR the covariance of `rows`: the triangle of a QR decomposition, block after block."""
+def _moments(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(mean [D], R [min(N, D), D] with RᵀR the covariance of `rows`: a QR decomposition's triangle, block by block)."""
+    mean = rows.mean(axis=0, dtype=np.float64)
     root = np.empty((0, rows.shape[1]))
     for start in range(0, len(rows), BLOCK):
         root = np.linalg.qr(np.concatenate([root, rows[start : start + BLOCK] - mean]), mode="r")
-    return root / np.sqrt(max(1, len(rows) - 1))
+    return mean, root / np.sqrt(max(1, len(rows) - 1))
 
 
 def _terms(rows: np.ndarray, mean: np.ndarray, transport: np.ndarray, step: np.ndarray) -> np.ndarray:

@@ -9,6 +9,8 @@ square (Zhang and Sennrich 2019, arXiv:1910.07467), of queries and keys too (Deh
 Feed-forward layers are gated by SiLU (Shazeer 2020, arXiv:2002.05202). One layer makes of the noise level what scales
 and gates all blocks, each of which adds a table of its own (PixArt-alpha, arXiv:2310.00426); nothing is shifted, as in
 Lumina-Image 2.0 (arXiv:2503.21758). Large patches may come in by few numbers (`bottleneck`), as in arXiv:2511.13720.
+With `value_residual` the values of each block but the first are a mixture of its own and the first's, halves at the
+start and then learned (Zhou et al. 2024, arXiv:2410.17897).
 """
 
 from functools import lru_cache
@@ -34,7 +36,8 @@ _STEP = 64  # of which widths of feed-forward layers are multiples
 class SingleStreamTransformer(ModelMixin, ConfigMixin):
     """sample_size: side of the latents that are drawn by default. dim, depth: width and number of blocks. mlp_ratio:
     width of a feed-forward layer by dim, if it were not gated; it has two thirds of that. bottleneck: numbers by which
-    a patch comes in; null for dim. rope_theta: the longest wave of positions, in patches, is 2 pi times about this."""
+    a patch comes in; null for dim. rope_theta: the longest wave of positions, in patches, is 2 pi times about this.
+    value_residual: blocks see the values of the first too."""
 
     gradient_checkpointing = False
 
@@ -51,6 +54,7 @@ class SingleStreamTransformer(ModelMixin, ConfigMixin):
         mlp_ratio: float = 4.0,
         bottleneck: int | None = None,
         rope_theta: float = 100.0,
+        value_residual: bool = False,
     ):
         super().__init__()
         patches = [nn.Conv2D(in_channels, bottleneck or dim, patch_size, patch_size)]
@@ -61,7 +65,7 @@ class SingleStreamTransformer(ModelMixin, ConfigMixin):
         self.y_embedder = nn.Sequential(RMSNorm(caption_channels), nn.Linear(caption_channels, dim))
         self.modulation = nn.Sequential(nn.Silu(), nn.Linear(dim, (_CHANGES + 1) * dim))
         hidden = -(-int(dim * mlp_ratio * 2 / 3) // _STEP) * _STEP
-        self.blocks = nn.LayerList([Block(dim, head_dim, hidden) for _ in range(depth)])
+        self.blocks = nn.LayerList([Block(dim, head_dim, hidden, value_residual and i > 0) for i in range(depth)])
         self.final_layer = nn.LayerDict({"norm": RMSNorm(dim), "linear": nn.Linear(dim, patch_size**2 * in_channels)})
 
     def enable_gradient_checkpointing(self) -> None:
@@ -89,8 +93,9 @@ class SingleStreamTransformer(ModelMixin, ConfigMixin):
         *changes, last = self.modulation(self.t_embedder(frequencies)).unsqueeze(1).chunk(_CHANGES + 1, -1)
         changes = paddle.concat(changes, 1)
         again = self.gradient_checkpointing and self.training
+        first = self.blocks[0].values(tokens, changes) if config.value_residual else None
         for block in self.blocks:
-            given = (tokens, turns, changes, bias)
+            given = (tokens, turns, changes, bias, first)
             tokens = recompute(block, *given) if again else block(*given)
         patches = self.final_layer["norm"](tokens[:, self.extras :]) * (1 + last)
         return grid.join(self.final_layer["linear"](patches), kept)
@@ -98,36 +103,46 @@ class SingleStreamTransformer(ModelMixin, ConfigMixin):
 
 class Block(nn.Layer):
     """Tokens [B, T, dim], which `turns` [1 or B, T, head_dim] says how to turn; bias: [B, 1, 1, words and all patches],
-    of which the first T count; changes: [B, 4, dim] of the noise level, to which the block's own are added."""
+    of which the first T count; changes: [B, 4, dim] of the noise level, to which the block's own are added; first: [B,
+    T, dim], the first block's values, where it `mixes` them with its own."""
 
-    turns_at = 1  # the place of the argument that has a row for each token
+    of_tokens = (1, 4)  # the places of further arguments that have a row for each token
 
-    def __init__(self, dim: int, head_dim: int, hidden: int):
+    def __init__(self, dim: int, head_dim: int, hidden: int, mixes: bool = False):
         super().__init__()
         self.norm1, self.norm2 = RMSNorm(dim), RMSNorm(dim)
-        self.attn = Attention(dim, head_dim)
+        self.attn = Attention(dim, head_dim, mixes)
         self.mlp = FeedForward(dim, hidden)
         self.scale_table = self.create_parameter([_CHANGES, dim])
 
-    def forward(self, tokens, turns, changes, bias=None):
+    def values(self, tokens, changes):
+        """[B, T, dim]: those of its attention."""
+        return self.attn.qkv(self.norm1(tokens) * (1 + (changes + self.scale_table)[:, :1])).chunk(3, -1)[2]
+
+    def forward(self, tokens, turns, changes, bias=None, first=None):
         """[B, T, dim]."""
         scale, gate, mlp_scale, mlp_gate = (changes + self.scale_table).split(_CHANGES, 1)
-        tokens = tokens + gate * self.attn(self.norm1(tokens) * (1 + scale), turns, bias)
+        tokens = tokens + gate * self.attn(self.norm1(tokens) * (1 + scale), turns, bias, first)
         return tokens + mlp_gate * self.mlp(self.norm2(tokens) * (1 + mlp_scale))
 
 
 class Attention(nn.Layer):
-    """Among all tokens; of each head queries and keys are normalised, and turned."""
+    """Among all tokens; of each head queries and keys are normalised, and turned. mixes: the values are (1/2 + m0) of
+    its own and (1/2 + m1) of the first block's, with m learned from 0."""
 
-    def __init__(self, dim: int, head_dim: int):
+    def __init__(self, dim: int, head_dim: int, mixes: bool = False):
         super().__init__()
+        self.mixture = self.create_parameter([2], default_initializer=nn.initializer.Constant(0.0)) if mixes else None
         self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias_attr=False), nn.Linear(dim, dim, bias_attr=False)
         self.norm_q, self.norm_k = RMSNorm(head_dim), RMSNorm(head_dim)
         self.heads, self.attend = dim // head_dim, Attend()
 
-    def forward(self, tokens, turns, bias=None):
+    def forward(self, tokens, turns, bias=None, first=None):
         """[B, T, dim]."""
         q, k, v = self.qkv(tokens).chunk(3, -1)
+        if self.mixture is not None:
+            own, other = (self.mixture + 0.5).split(2)
+            v = (own * v + other * first).astype(v.dtype)
         heads = [0, 0, self.heads, -1]
         q, k = (turn(norm(x.reshape(heads)), turns).astype(v.dtype) for norm, x in ((self.norm_q, q), (self.norm_k, k)))
         bias = None if bias is None else bias[..., : tokens.shape[1]]

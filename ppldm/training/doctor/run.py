@@ -31,7 +31,7 @@ from ...utils.processes.ranks import World
 from ...utils.store.cache import size_of
 from ...utils.text import count_of
 from ...utils.variables import is_offline, network_forbidden, read
-from ...weights.fetch import packaged_or
+from ...weights.fetch import packaged_or, split_name
 from ...weights.folders import one_run
 from .. import rows
 from ..averages.snapshots import DEFAULT_NUMBER
@@ -130,23 +130,24 @@ def _ask_hub(flag: str, name: str) -> Finding:
 
     from ...utils.machine.hub_names import network_errors
 
-    repository = "/".join(name.split("/")[:2])
+    repository = split_name(name)[0]
+    place = repository["repo_id"]
     try:
-        snapshot_download(repository, local_files_only=True, allow_patterns=["*.json"])
-        return judged("access", f"{repository} is in the cache")
+        snapshot_download(**repository, local_files_only=True, allow_patterns=["*.json"])
+        return judged("access", f"{place} is in the cache")
     except (OSError, ValueError):
         pass  # it is not; the hub is asked
     try:
-        HfApi(endpoint=read("HF_ENDPOINT") or None).model_info(repository, timeout=_SECONDS)
+        HfApi(endpoint=read("HF_ENDPOINT") or None).model_info(**repository, timeout=_SECONDS)
     except HfHubHTTPError as error:
         status = error.response.status_code
         denied = "log in again (huggingface-cli login), or set HF_TOKEN: a token may have expired, or lack the right"
         fix = denied if status in (401, 403) else f"check --{flag}, or download the model first"
-        return Finding("access", "error", f"the hub answers {status} for {repository}", fix)
+        return Finding("access", "error", f"the hub answers {status} for {place}", fix)
     except (*network_errors(), OSError):
         fix = f"check --{flag}, name a mirror in HF_ENDPOINT, or download the model elsewhere and give its folder"
         return Finding("access", "error", f"there is no folder {name} here, and the hub cannot be reached", fix)
-    return judged("access", f"the hub has {repository}")
+    return judged("access", f"the hub has {place}")
 
 
 def _look_at_memory(recipe: Recipe, given, facts: dict) -> Iterator[Finding]:

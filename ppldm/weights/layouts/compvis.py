@@ -119,10 +119,7 @@ def split(
         if kind == "vae":
             own = {name: array for name, array in own.items() if not name.startswith("loss.")}
         if kind == "unet" and ema:
-            keys = {name: "model_ema." + f"diffusion_model.{name}".replace(".", "") for name in own}
-            if missing := next((key for key in keys.values() if key not in state_dict), None):
-                raise ModelError(f"{source} holds no averaged weights (no {missing}); load it without them")
-            own = {name: state_dict[key] for name, key in keys.items()}
+            own = averaged(own, state_dict, _AVERAGES, source)
         if not own:
             continue
         require_few_layers(config, len(own), source)
@@ -139,6 +136,14 @@ def split(
         }
         components[kind] = ComponentWeights(config, turn_linear(arrays), str(source))
     return components
+
+
+def averaged(own: dict, state_dict: dict, start: str, source) -> dict[str, np.ndarray]:
+    """The averages of `own`, by its names: they have `start` and no dots. Raises ModelError where one is missing."""
+    keys = {name: start + name.replace(".", "") for name in own}
+    if missing := next((key for key in keys.values() if key not in state_dict), None):
+        raise ModelError(f"{source} holds no averaged weights (no {missing}); load it without them")
+    return {name: state_dict[key] for name, key in keys.items()}
 
 
 def join(weights: Weights) -> dict[str, np.ndarray]:
@@ -375,7 +380,12 @@ def _described(path: Path, yaml_file, names: set[str]) -> tuple[Path | str, dict
     depth = len({name.removeprefix(prefix).split(".")[0] for name in names if name.startswith(prefix)}) // 2
     if not depth:
         return None
+    said = f"{path} (no YAML file given: taken for the published size)"
+    return said, published_configs(depth), PUBLISHED_SCHEDULE
+
+
+def published_configs(depth: int) -> dict[str, dict]:
+    """Those of the published LDM whose text encoder has about so many layers."""
     size = "" if depth > 12 else "_12"
     files = {"unet": f"unet{size}.json", "text_encoder": f"ldmbert{size}.json", "vae": "vae_kl_f8.json"}
-    configs = {kind: read_json_object(CONFIG_DIR / name, ModelError) for kind, name in files.items()}
-    return f"{path} (no YAML file given: taken for the published size)", configs, PUBLISHED_SCHEDULE
+    return {kind: read_json_object(CONFIG_DIR / name, ModelError) for kind, name in files.items()}

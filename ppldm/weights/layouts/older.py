@@ -37,10 +37,7 @@ def read_older_checkpoint(path: Path, arrays: dict[str, dict], config_file, open
             config = complete_config(kind, read_json_object(config_file, ModelError), config_file)
         else:
             config = _run_config(kind, arguments, path, own, open_model)
-        if kind == "text_encoder" and "model.embed_tokens.weight" in own:
-            # The tokenizer's sizes replaced the config's.
-            config["vocab_size"] = len(own["model.embed_tokens.weight"])
-            config["max_position_embeddings"] = len(own["model.embed_positions.weight"])
+        set_text_sizes(kind, config, own)
         weights.components[kind] = ComponentWeights(config, own, str(path))
     weights.tokenizer = find_older_tokenizer(path)
     weights.metadata = {"model_max_length": arguments.model_max_length}
@@ -117,6 +114,13 @@ def _open(name: str, kind: str, checkpoint: Path, arguments, open_model: Callabl
 def _not_found(checkpoint: Path, kind: str, name) -> ModelError:
     remedy = _REMEDY if kind == "vae" else "go to the folder that the run was started in, or copy it there"
     return ModelError(f"{checkpoint} was trained with the {kind} {name}, which is not found here; {remedy}")
+
+
+def set_text_sizes(kind: str, config: dict, arrays: dict) -> None:
+    """Where a text encoder was built, the tokenizer's sizes replaced the config's."""
+    if kind == "text_encoder" and "model.embed_tokens.weight" in arrays:
+        config["vocab_size"] = len(arrays["model.embed_tokens.weight"])
+        config["max_position_embeddings"] = len(arrays["model.embed_positions.weight"])
 
 
 def modern_text_encoder(arrays: dict, config: dict, folder: Path) -> dict:

@@ -39,6 +39,8 @@ def test_edges_by_canny_are_those_of_opencv():
     seen = picture()
     made = apply_filter(make_filter("canny,resize=0"), seen, draws())
     assert (made == cv2.Canny(np.ascontiguousarray(seen.transpose(1, 2, 0)), 100, 200)).all() and made.any()
+    single = make_filter("canny,channels=1,resize=0")
+    assert single.num_channels == 1 and np.array_equal(apply_filter(single, seen, draws()), made[:1])
     large = picture(512, 448)
     coarse = apply_filter(make_filter("canny"), large, draws())
     shrunk = cv2.resize(np.ascontiguousarray(large.transpose(1, 2, 0)), (224, 256), interpolation=cv2.INTER_AREA)
