@@ -94,7 +94,7 @@ class Job:
 
     def real(self, resolution: int | None) -> PictureSet | Statistics:
         """The real pictures, looked at once, or statistics of them. Raises DataError, ConfigError."""
-        of_file = self.against.suffix == ".npz"
+        of_file = str(self.against).endswith(".npz")
         if of_file and self.num_real:
             raise ConfigError(f"--num-real chooses pictures, and --against {self.against} has none; omit it")
         if resolution not in self._real:
