@@ -207,8 +207,8 @@ class AdapterSettings:
     "Train low-rank adapters (LoRA) of this rank in place of the weights (docs/finetune.md)."
     lora_alpha: Positive | None = _loss(None, needs=_NEEDS_LORA)
     "They are scaled by this over their rank (default: the rank, or as --lora_from says)."
-    lora_from: str | None = _model(None, kind="file", needs=_NEEDS_LORA)
-    "LoRA file whose values they start from, in any form that --lora reads (default: new ones)."
+    lora_from: str | None = _model(None, kind="path", needs=_NEEDS_LORA)
+    "LoRA, a file or folder, whose values they start from, in any form that --lora reads (default: new ones)."
     lora_modules: list[str] = lora_modules("attn", "ff, conv, to_q …")
     lora_components: list[str] = lora_components("unet", "text_encoder")
     train_tokens: list[str] = _loss([])

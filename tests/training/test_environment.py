@@ -26,7 +26,7 @@ OF_THE_MODEL = {"model.lora_modules", "model.lora_components", "model.train_toke
 NO_SECRETS = {
     "compute.device", "compute.sharding", "compute.amp_custom_white_list", "compute.amp_custom_black_list",
     "data.bucket_ratios", "data.buckets", "data.layout", "run.accept_changes", "logging.profiler_options",
-    "model.methods",
+    "model.methods", "optimizer.lr_steps",
 }  # fmt: skip
 PLAIN = {
     "optimizer": {"learning_rate": 1e-3},
@@ -65,6 +65,15 @@ RECIPES = {
         "run": {"output_dir": "${oc.env:OUT}/adapters"},
         "logging": {"report_to": ["none"]},
         "validation": SAMPLES | {"validation_prompts": "${oc.env:PHRASES}"},
+    },
+    "begun": {
+        "family": "ldm",
+        "model": {"model_name_or_path": "${oc.env:OUT}/new/pipeline", "lora_rank": 2, "model_max_length": 12,
+                  "lora_from": "${oc.env:OUT}/adapters/lora"},
+        "data": {"file_list": "${oc.env:FOLDER}/tiny.filelist", "resolution": 32},
+        "run": {"output_dir": "${oc.env:OUT}/begun", "max_steps": 1},
+        "logging": {"report_to": ["none"]},
+        "validation": {"image_logging_steps": 0},
     },
     "resumed": {
         "family": "ldm",
