@@ -10,7 +10,9 @@ Captions and image bytes stay what they are; `width` and `height` of the metadat
 finished when its record fits the content of its source (`ppldm.utils.finished`).
 
 `--format mds` writes MosaicML's shards in their place, in a folder for each part, OUT/parts/00000/shard.00000.mds, and
-OUT/parts/index.json with all of them, for `StreamingDataset(local="OUT/parts")`. `mds.zstd` compresses them.
+OUT/parts/index.json with all of them, for `StreamingDataset(local="OUT/parts")`. `mds.zstd` compresses them. With
+`--latents VAE` rows hold what `ppldm precompute` has cached of them in place of pictures, as micro_diffusion has it:
+`latents_256` and so on, a sample of the posterior times the VAE's scaling_factor, and `caption_latents`, both float16.
 
 `--in-place` rewrites parts of ordinary gzip under their own names, one after the other, line by line; to every other
 reader they are ordinary gzip still. Files of other formats are refused: they can hold what a part does not.
@@ -26,6 +28,10 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+
+from ..data.cached.file import CachedFile, list_cached
+from ..data.cached.key import EmbeddingsKey, LatentsKey
 from ..data.filelist import write_filelist
 from ..data.formats.base import indexing, is_gzip
 from ..data.formats.csv_table import list_images
@@ -45,10 +51,11 @@ from ..data.formats.part import (
 )
 from ..data.formats.row import BOM, EXAMPLES_PER_REASON, Row, Rows
 from ..utils.errors import ConfigError, DataError, OutputError, PartError, RowError
-from ..utils.files import atomic_dir, remove_leftovers, remove_path, write_json
+from ..utils.files import atomic_dir, read_json_object, remove_leftovers, remove_path, write_json
 from ..utils.finished import JobFolder, Piece, finish, list_pieces, make_key
 from ..utils.log import get_logger, progress
 from ..utils.processes.workers import check_workers, map_unordered
+from ..utils.rng import Stream, make_rng
 from ..utils.store.cache import address_of, in_store
 from ..utils.text import print_report
 from .parts import PartName, list_parts, open_rows
@@ -63,6 +70,7 @@ def repack(
     format: Annotated[str, {"choices": ["part", *_SUFFIXES]}, "what is written; MDS for MosaicML's streaming"] = "part",
     layout: str = DEFAULT_LAYOUT,  # column order of the parts of lists that name none (docs/data.md)
     num_workers: int = 0,  # processes; 0 means one per core, and one with --in-place. The output does not depend on it
+    latents: str = "",  # with MDS: VAE whose cached latents, and embeddings, stand in place of pictures; its folder
     redo: bool = False,  # make parts again that were made of other filelists, or read in another way
     json: bool = False,  # print the manifest as JSON
 ):
@@ -79,11 +87,13 @@ def repack(
         raise ConfigError("say where the parts go: --out DIR, or --in-place")
     if in_place and format != "part":
         raise ConfigError(f"only parts are rewritten in place; name --out DIR for --format {format}")
+    if latents and format == "part":
+        raise ConfigError("part files have latents beside them; name --format mds with --latents")
     parts = list_parts(filelists, layout)
     if in_place:
         manifest = repack_in_place(parts, check_workers(num_workers or 1))
     else:
-        manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo, format)
+        manifest = repack_parts(parts, Path(out), check_workers(num_workers), redo, format, latents)
     print_report(manifest, partial(_describe, out), json)
 
 
@@ -140,6 +150,7 @@ class _Task:
     part: PartName
     path: Path
     format: str
+    scaling: float | None = None  # of latents in place of pictures
 
     def run(self) -> dict:
         """The record of the part, which is made unless it is finished."""
@@ -152,6 +163,9 @@ class _Task:
             pieces.append(Piece(source.idx_to_prompt, "idx_to_prompt"))
         settings = {"path": os.path.abspath(path), "format": source.format, "layout": source.layout}
         settings |= {"written as": self.format} if self.format in _SUFFIXES else {}
+        if self.scaling is not None:
+            settings["latents times"] = self.scaling
+            pieces += [Piece(file, file.name) for file in _cached_files(self.part)]
         record_path = self.path.parent.parent / ".repack" / f"{self.path.name}.json"
         key = make_key(settings, pieces, record_path)  # before the first row is read, so that a later change is seen
         return finish(record_path, key, self._is_whole, self._write)[0]
@@ -170,7 +184,8 @@ class _Task:
             Path(self.path.parent.parent, name).unlink(missing_ok=True)
         skipped, examples = Counter(), []
         with closing(open_rows(self.part)) as part:
-            rows = _usable_rows(part, skipped, examples)
+            cached = None if self.scaling is None else _Cached(self.part, self.scaling)
+            rows = _usable_rows(part, skipped, examples, cached)
             first = next(rows, None)
             if first is None:
                 raise DataError(f"none of the {len(part)} rows of {part.path} can be used: {'; '.join(examples)}")
@@ -194,10 +209,59 @@ def _stored(shard: dict) -> dict:
     return shard["zip_data"] or shard["raw_data"]
 
 
-def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool = False, format: str = "part") -> dict:
+def _cached_files(part: PartName) -> list[Path]:
+    """The caches of a part's latents and embeddings."""
+    folder = part.source.latents_dir or part.path.parent
+    return [file for key in (LatentsKey, EmbeddingsKey) for file in list_cached(folder, part.path.name, key.suffix)]
+
+
+class _Cached:
+    """The columns of rows that micro_diffusion's shards have, of what is cached of a part. Raises DataError."""
+
+    def __init__(self, part: PartName, scaling: float):
+        files = [CachedFile(path) for path in _cached_files(part)]
+        self.path, self.scaling = part.path, scaling
+        self.moments = {
+            shapes[0][0]: file
+            for file in files
+            if isinstance(file.key, LatentsKey) and len(shapes := file.key.shapes) == 1 and shapes[0][0] == shapes[0][1]
+        }
+        self.captions = [file for file in files if isinstance(file.key, EmbeddingsKey)]
+        if not self.moments or len(self.captions) > 1:
+            what = "embeddings of several text encoders" if self.moments else "no cached latents of squares"
+            raise DataError(f"{part.path} has {what}; leave those of one, made by `ppldm precompute`")
+
+    def columns(self, row: int) -> dict[str, bytes]:
+        """Raises RowError."""
+        found = {}
+        for side, file in self.moments.items():
+            mean, std = _present(file, row)
+            rng = make_rng(side, Stream.POSTERIOR, file.key.part[1], row)  # of this content and size
+            noise = rng.standard_normal(mean.shape, np.float32)
+            found[f"latents_{side}"] = (mean + std * noise) * np.float32(self.scaling)
+        for file in self.captions:
+            found["caption_latents"] = _present(file, row)
+        with np.errstate(over="ignore"):
+            halves = {name: array.astype("<f2") for name, array in found.items()}
+        if bad := [name for name, array in halves.items() if not np.isfinite(array).all()]:
+            raise RowError("not_finite", f"{self.path} row {row}: {bad[0]} is beyond float16")
+        return {name: array.tobytes() for name, array in halves.items()}
+
+
+def _present(file: CachedFile, row: int) -> np.ndarray:
+    array = file.read(row, 0)
+    if array is None:
+        raise RowError("latents", f"{file.path} row {row} is missing; {file.key.command} makes it")
+    return array
+
+
+def repack_parts(
+    parts: list[PartName], out: Path, num_workers: int, redo: bool = False, format: str = "part", latents: str = ""
+) -> dict:
     """Repack parts into the folder `out` and return the manifest. Raises ConfigError, OutputError, DataError."""
+    scaling = _scaling_of(latents) if latents else None
     name = "{:05}" if format in _SUFFIXES else "part-{:05}.gz"
-    tasks = [_Task(part, out / "parts" / name.format(number), format) for number, part in enumerate(parts)]
+    tasks = [_Task(part, out / "parts" / name.format(number), format, scaling) for number, part in enumerate(parts)]
     known = {task.path.name for task in tasks} | {path.stem for path in (out / ".repack").glob("*.json")}
     if any(path.name not in known for path in _list_written(out)):
         raise OutputError(f"{out / 'parts'} holds files of another origin; choose another --out, or delete that folder")
@@ -207,6 +271,7 @@ def repack_parts(parts: list[PartName], out: Path, num_workers: int, redo: bool 
     ways = {os.path.relpath(path, out): [source.format, source.layout] for path, source in lists.items()}
     plan = {"filelists": list(ways), "formats and layouts": list(ways.values())}
     plan |= {"written as": format} if format in _SUFFIXES else {}
+    plan |= {"latents times": scaling} if latents else {}
 
     def clear() -> None:
         for path in (
@@ -257,16 +322,30 @@ def _list_written(out: Path) -> list[Path]:
     return [*(out / "parts").glob("*.gz"), *(path for path in (out / "parts").glob("[0-9]*") if path.is_dir())]
 
 
-def _usable_rows(part: Rows, skipped: Counter, examples: list[str]) -> Iterator[Row]:
+def _scaling_of(vae: str) -> float:
+    """The one number by which latents of a VAE are scaled, diffusers' where its config.json names none. Raises
+    ConfigError."""
+    folder = Path(vae).expanduser()
+    places = [one / "config.json" for one in (folder, folder / "vae", folder / "vqvae")]
+    config = read_json_object(next(filter(Path.is_file, places), places[0]), ConfigError, "--latents names a VAE")
+    if config.get("shift_factor") or config.get("latents_mean"):
+        raise ConfigError(f"--latents {vae}: shards hold latents that are only scaled, and this VAE's are shifted too")
+    return float(config.get("scaling_factor", 0.18215))
+
+
+def _usable_rows(part: Rows, skipped: Counter, examples: list[str], cached: _Cached | None = None) -> Iterator[Row]:
     for number in range(len(part)):
         try:
             row = part.read(number)
+            columns = cached.columns(number) if cached else {}
         except RowError as error:
             skipped[error.reason] += 1
             if len(examples) < EXAMPLES_PER_REASON:
                 examples.append(str(error))
             continue
-        if not row.image:
+        if cached:
+            row = replace(row, image=b"", control=b"", meta=row.meta | columns)
+        elif not row.image:
             skipped["no_image"] += 1
             examples[:] = examples or [f"{part.path} row {number} has no picture here, but latents"]
             continue

@@ -2,19 +2,24 @@
 
 import io
 import json
+import shutil
 import struct
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
+from small_weights import write_clip
 
+from ppldm.data.cached.file import CachedFile
+from ppldm.data.cached.key import EmbeddingsKey, LatentsKey
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats import mds
 from ppldm.data.formats.open import open_part
 from ppldm.data.formats.part import write_part
 from ppldm.data.formats.row import Row
-from ppldm.utils.errors import ConfigError
+from ppldm.utils.errors import ConfigError, DataError
 
 DECODE = {"str": bytes.decode, "jpeg": bytes, "bytes": bytes, "json": json.loads}
 DECODE["int32"] = lambda data: struct.unpack("<i", data)[0]
@@ -117,3 +122,46 @@ def test_it_goes_on_follows_its_source_and_keeps_to_its_format(data, run, monkey
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="name --out DIR"):
         run("repack", "all.list", "--in-place", "--format", "mds")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_cached_latents_and_embeddings_are_micro_diffusions_columns(tiny, here, run, dtype):
+    """A sample of the posterior, scaled, and a caption's hidden states: the cache's numbers, which training reads."""
+    shutil.copytree(tiny.folder, here / "data")
+    lists = here / "data" / Path(tiny.file_list).name
+    for what in (["--vae", tiny.vae, "--resolutions", "16", "32"], ["--text-encoder", write_clip(here / "clip")]):
+        run("precompute", lists, *what, "--dtype", dtype, "--text-dtype", dtype)
+    words = ("repack", lists, "--out", "new", "--format", "mds")
+    run(*words, "--latents", tiny.vae)
+    found = decode_by_hand(here / "new/parts")
+    sources, number = [(part, source) for source in read_sources(str(lists)) for part in source.parts], 0
+    noises, scaling = [], json.loads(Path(tiny.vae, "config.json").read_text())["scaling_factor"]
+    for path, source in sources:
+        part = open_part(path, source)
+        names = (f"{path.name}.*{key.suffix}" for key in (LatentsKey, EmbeddingsKey))
+        caches = [CachedFile(one) for name in names for one in path.parent.glob(name)]
+        moments = {one.key.shapes[0][0]: one for one in caches if isinstance(one.key, LatentsKey)}
+        (texts,) = (one for one in caches if isinstance(one.key, EmbeddingsKey))
+        for row in range(len(part)):
+            sample, number = found[number], number + 1
+            assert sample["caption"] == part.read(row).caption and not sample.keys() & {"jpg", "control_image"}
+            assert sample["caption_latents"] == texts.read(row, 0).astype("<f2").tobytes()
+            for side, cached in moments.items():
+                mean, std = cached.read(row, 0)
+                latents = np.frombuffer(sample[f"latents_{side}"], "<f2").reshape(mean.shape) / np.float32(scaling)
+                noises += ((latents - mean) / std).ravel().tolist()
+    assert number == len(found) > 10 and moments.keys() == {16, 32}
+    assert len({round(one, 2) for one in noises}) > 200 and np.abs(noises).max() < 6
+    assert np.mean(noises) == pytest.approx(0, abs=0.1) and np.std(noises) == pytest.approx(1, abs=0.05)
+    (source, *_), shape = read_sources("new/repacked.filelist.list"), moments[32].read(0, 0)[0].shape
+    read = open_part(source.parts[0], source).read_latents(0, 32, shape)
+    assert (read == np.frombuffer(found[0]["latents_32"], "<f2").reshape(shape)).all()
+    before = (here / "new/parts/index.json").read_bytes()
+    run(*words, "--latents", tiny.vae)
+    assert (here / "new/parts/index.json").read_bytes() == before
+    with pytest.raises(ConfigError, match="part files have latents beside them"):
+        run("repack", lists, "--out", "other", "--latents", tiny.vae)
+    for cached in caches:
+        cached.path.unlink()
+    with pytest.raises(DataError, match="has no cached latents of squares"):
+        run("repack", lists, "--out", "other", "--format", "mds", "--latents", tiny.vae)

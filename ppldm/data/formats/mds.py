@@ -361,7 +361,7 @@ def write_shards(folder: Path, place: str, rows: Iterable[Row], suffix: str = ""
     of each, if it lies where the folder is `place`. Columns: `caption` (str), `jpg` (jpeg: the picture's file, which
     MosaicML's library opens by what it is), `control_image` (bytes) where a row of the shard has one, `width` and
     `height` (int32) where all rows have them, and as JSON each further field of the metadata, null where a row lacks
-    it; one of these names is left out. Raises OSError."""
+    it; one of these names is left out. What is bytes in the metadata is so in the shard. Raises OSError."""
     import pyarrow as pa
 
     shards, compression = [], _CODECS.get(suffix)
@@ -381,6 +381,7 @@ def _fill_shards(rows: Iterable[Row]) -> Iterator[list[Row]]:
     held, num_bytes = [], 0
     for row in rows:
         size = len(row.caption) + len(row.image) + len(row.control)
+        size += sum(len(value) for value in row.meta.values() if isinstance(value, bytes))
         if held and num_bytes + size > SHARD_BYTES:
             yield held
             held, num_bytes = [], 0
@@ -391,19 +392,20 @@ def _fill_shards(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _encode_shard(rows: list[Row]) -> tuple[bytes, dict]:
     """(a shard without compression, what `index.json` says of its columns)."""
-    columns = {"caption": "str", "jpg": "jpeg"} | (
-        {"control_image": "bytes"} if any(row.control for row in rows) else {}
-    )
+    columns = {"caption": "str"} | ({"jpg": "jpeg"} if any(row.image for row in rows) else {})
+    columns |= {"control_image": "bytes"} if any(row.control for row in rows) else {}
     fields = {name for row in rows for name in row.meta} - {*columns}
     sides = [name for name in ("width", "height") if all(_is_int32(row.meta.get(name)) for row in rows)]
-    columns |= dict.fromkeys(fields, "json") | dict.fromkeys(sides, "int32")
+    raw = {name for name in fields if any(isinstance(row.meta.get(name), bytes) for row in rows)}
+    columns |= dict.fromkeys(fields, "json") | dict.fromkeys(sides, "int32") | dict.fromkeys(raw, "bytes")
     columns = dict(sorted(columns.items()))
     fixed = [4 if name in sides else None for name in columns]
     stated = {"column_encodings": [*columns.values()], "column_names": [*columns], "column_sizes": fixed}
     stated |= {"format": "mds", "hashes": [], "size_limit": SHARD_BYTES, "version": 2}
     pieces, lengths = [], [0]  # of samples, which are joined once: pictures are large
     for row in rows:
-        values = {name: json.dumps(row.meta.get(name)).encode() for name in fields}
+        values = {name: row.meta.get(name, b"") if name in raw else json.dumps(row.meta.get(name)).encode()
+                  for name in fields}  # fmt: skip
         values |= {name: struct.pack("<i", row.meta[name]) for name in sides}
         values |= {"caption": row.caption.encode("utf-8", "replace"), "jpg": row.image, "control_image": row.control}
         sizes = np.array([len(values[name]) for name in columns if name not in sides], "<u4")
