@@ -7,6 +7,7 @@ starts anew: what it and those after it have made, FOLDER/NAME, lies in FOLDER/.
 """
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -28,7 +29,7 @@ _START_SECONDS = 20.0  # of a stage, in which nothing is done of it
 _USUAL_SPEED, _USUAL_CORES = 4400, 2  # sums of _NUMBERS that such a core (Intel Xeon) makes in a second
 # Preset: seconds of an update at 48 pixels on two usual cores, with AVX-512 and without.
 _UPDATES = {"autoencoder-tiny-cpu": (0.125, 0.17), "ldm-tiny-cpu": (0.21, 0.27)}
-_NUMBERS, _MEASURED_S = 10_000, 0.2
+_NUMBERS, _SUMS, _MEASURED_S = 10_000, 10, 0.2
 _BUSY, _MEASURED_BUSY_S = 1.3, 2.0  # so many times as long: others run too, and a moment says little
 
 
@@ -150,7 +151,8 @@ def seconds_per_update(preset: str) -> float:
 
 
 def slowness() -> float:
-    """How many times as long as two idle usual cores this machine's CPU takes now, by sums; 1 with another device."""
+    """How many times as long as on two idle usual cores a training takes here now: by sums, and by how many others want
+    the cores, of which each gets a share; 1 with another device."""
     if not installed_kind().is_cpu:
         return 1.0
     found = _slowness_for(_MEASURED_S)
@@ -158,11 +160,24 @@ def slowness() -> float:
 
 
 def _slowness_for(seconds: float) -> float:
-    started, sums = time.perf_counter(), 0
+    started, began, others = time.perf_counter(), time.thread_time(), []
     while (passed := time.perf_counter() - started) < seconds:
-        sum(range(_NUMBERS))
-        sums += 1
-    return _USUAL_SPEED * passed / sums * _USUAL_CORES / min(_USUAL_CORES, count_usable_cores())
+        for _ in range(_SUMS):
+            sum(range(_NUMBERS))
+        others.append(_count_running() - 1)
+    taken = time.thread_time() - began
+    cores = count_usable_cores()
+    used = min(_USUAL_CORES, cores)
+    waiting = max(passed / taken, (used + sum(others) / len(others)) / cores)
+    return _USUAL_SPEED * taken / (_SUMS * len(others)) * waiting * _USUAL_CORES / used
+
+
+def _count_running() -> int:
+    """How many threads of this machine run or wait for a core, this one among them; 1 where no /proc tells."""
+    with suppress(OSError):
+        found = re.search(r"^procs_running (\d+)", Path("/proc/stat").read_text(), re.MULTILINE)
+        return int(found[1]) if found else 1
+    return 1
 
 
 def expect(

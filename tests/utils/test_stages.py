@@ -174,29 +174,39 @@ def test_a_stage_is_told_by_what_a_free_machine_takes(tmp_path, monkeypatch):
     assert (record["seconds"], record["usual_seconds"]) == (30, 10)
 
 
-def test_the_machine_is_known_by_its_sums_and_its_cores(monkeypatch):
+def measured(monkeypatch, cores: int, others: int, seconds_of_ten_sums=lambda now: 2e-4) -> tuple[float, float]:
+    """(slowness, how long it was looked at) where so many threads of others want the cores."""
     now = [0.0]
 
     def tick() -> float:
-        now[0] += 2e-5
+        now[0] += seconds_of_ten_sums(now[0])
         return now[0]
 
-    monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=tick))
-    monkeypatch.setattr(stages_module, "count_usable_cores", lambda: 1)
-    assert slowness() == pytest.approx(2 * 2e-5 * 4400, rel=0.001)
+    monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=tick, thread_time=lambda: now[0]))
+    monkeypatch.setattr(stages_module, "count_usable_cores", lambda: cores)
+    monkeypatch.setattr(stages_module, "_count_running", lambda: 1 + others)
+    return slowness(), now[0]
+
+
+def test_the_machine_is_known_by_its_sums_and_its_cores(monkeypatch):
+    assert measured(monkeypatch, 1, 0)[0] == pytest.approx(2 * 2e-5 * 4400, rel=0.01)
+    assert measured(monkeypatch, 8, 0)[0] == pytest.approx(2e-5 * 4400, rel=0.01)
+
+
+@pytest.mark.parametrize("cores, others, share", [(1, 1, 2), (2, 1, 1.5), (2, 4, 3), (8, 6, 1), (8, 14, 2)])
+def test_a_core_that_others_want_is_shared(monkeypatch, cores, others, share):
+    free = measured(monkeypatch, cores, 0)[0]
+    assert measured(monkeypatch, cores, others)[0] == pytest.approx(share * free, rel=0.01)
+
+
+def test_those_that_run_are_counted():
+    assert stages_module._count_running() >= 1  # this one
 
 
 def test_a_busy_machine_is_looked_at_for_longer(monkeypatch):
     """A burst of other work at the beginning is not what a training of minutes will have beside it."""
-    now = [0.0]
-
-    def tick() -> float:
-        now[0] += 0.1 if now[0] < 0.2 else 2e-4
-        return now[0]
-
-    monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=tick))
-    monkeypatch.setattr(stages_module, "count_usable_cores", lambda: 2)
-    assert slowness() == pytest.approx(2e-4 * 4400, rel=0.01) and now[0] > 2
+    found, looked = measured(monkeypatch, 2, 0, lambda now: 0.1 if now < 0.2 else 2e-3)
+    assert found == pytest.approx(2e-4 * 4400, rel=0.01) and looked > 2
 
 
 def test_an_update_takes_less_where_networks_compute_by_ppldms_operators(monkeypatch, tmp_path):
