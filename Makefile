@@ -10,7 +10,7 @@ setup:           ## make .venv, as the machine's device needs it
 quick:           ## the quick tests: about a minute
 	bash run_scripts/test.sh -m quick
 
-test:            ## every law, in 12 minutes on two cores
+test:            ## every law, in 10 to 20 minutes on two cores
 	bash run_scripts/test.sh
 
 all:             ## all tests, nothing skipped, on Python 3.10 to 3.13

@@ -11,7 +11,7 @@ usage: bash run_scripts/test.sh [pytest's arguments]
        bash run_scripts/test.sh --all
 
 Makes .venv where it is missing (run_scripts/setup.sh) and runs the tests. Without arguments: every law of ppldm at
-least once, and some further cases (about 12 minutes on two free cores), others for each commit.
+least once, and some further cases (10 to 20 minutes on two free cores), others for each commit.
 
   bash run_scripts/test.sh -m quick               the quick ones: about a minute
   bash run_scripts/test.sh tests/data -k order    what pytest's own arguments choose, with all cases
