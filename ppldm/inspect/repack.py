@@ -221,15 +221,14 @@ class _Cached:
     def __init__(self, part: PartName, scaling: float):
         files = [CachedFile(path) for path in _cached_files(part)]
         self.path, self.scaling = part.path, scaling
-        self.moments = {
-            shapes[0][0]: file
-            for file in files
-            if isinstance(file.key, LatentsKey) and len(shapes := file.key.shapes) == 1 and shapes[0][0] == shapes[0][1]
-        }
+        of_latents = [(file.key.shapes, file) for file in files if isinstance(file.key, LatentsKey)]
+        squares = [(shapes[0][0], file) for shapes, file in of_latents if len(shapes) == 1 and len({*shapes[0]}) == 1]
+        self.moments = dict(squares)
         self.captions = [file for file in files if isinstance(file.key, EmbeddingsKey)]
-        if not self.moments or len(self.captions) > 1:
-            what = "embeddings of several text encoders" if self.moments else "no cached latents of squares"
-            raise DataError(f"{part.path} has {what}; leave those of one, made by `ppldm precompute`")
+        made_by = {file.key.autoencoder for _, file in squares}
+        if not squares or len(squares) > len(self.moments) or len(made_by) > 1 or len(self.captions) > 1:
+            what = "cached latents or embeddings of several kinds" if squares else "no cached latents of squares"
+            raise DataError(f"{part.path} has {what}; leave those of one kind, made by `ppldm precompute`")
 
     def columns(self, row: int) -> dict[str, bytes]:
         """Raises RowError."""

@@ -127,7 +127,8 @@ def test_it_goes_on_follows_its_source_and_keeps_to_its_format(data, run, monkey
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_cached_latents_and_embeddings_are_micro_diffusions_columns(tiny, here, run, dtype):
     """A sample of the posterior, scaled, and a caption's hidden states: the cache's numbers, which training reads."""
-    shutil.copytree(tiny.folder, here / "data")
+    cached_by_others = shutil.ignore_patterns("*.latents", "*.embeddings")
+    shutil.copytree(tiny.folder, here / "data", ignore=cached_by_others)
     lists = here / "data" / Path(tiny.file_list).name
     for what in (["--vae", tiny.vae, "--resolutions", "16", "32"], ["--text-encoder", write_clip(here / "clip")]):
         run("precompute", lists, *what, "--dtype", dtype, "--text-dtype", dtype)
@@ -161,7 +162,11 @@ def test_cached_latents_and_embeddings_are_micro_diffusions_columns(tiny, here, 
     assert (here / "new/parts/index.json").read_bytes() == before
     with pytest.raises(ConfigError, match="part files have latents beside them"):
         run("repack", lists, "--out", "other", "--latents", tiny.vae)
-    for cached in caches:
-        cached.path.unlink()
+    run("precompute", lists, "--vae", tiny.vae, "--resolutions", "32", "--flips", "--dtype", dtype)
+    with pytest.raises(DataError, match="has cached latents or embeddings of several kinds"):
+        run("repack", lists, "--out", "other", "--format", "mds", "--latents", tiny.vae)
+    for name in ("*.latents", "*.embeddings"):
+        for cached in (here / "data").glob(name):
+            cached.unlink()
     with pytest.raises(DataError, match="has no cached latents of squares"):
         run("repack", lists, "--out", "other", "--format", "mds", "--latents", tiny.vae)
