@@ -23,7 +23,7 @@ from .errors import Interrupted, PpldmError
 from .machine.devices import installed_kind
 from .machine.resources import count_usable_cores, has_vectors
 
-BEFORE, DONE = ".before", ".done"  # folders in that of the stages
+BEFORE, DONE = ".before", ".done"  # beside what the stages make
 _GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this one's speed as the sums do
 _START_SECONDS = 20.0  # of a stage, in which nothing is done of it
 _USUAL_SPEED, _USUAL_CORES = 4400, 2  # sums of _NUMBERS that such a core (Intel Xeon) makes in a second
@@ -166,9 +166,9 @@ def _slowness_for(seconds: float) -> float:
             sum(range(_NUMBERS))
         others.append(_count_running() - 1)
     taken = time.thread_time() - began
-    cores = count_usable_cores()
-    used = min(_USUAL_CORES, cores)
-    waiting = max(passed / taken, (used + sum(others) / len(others)) / cores)
+    used = min(_USUAL_CORES, count_usable_cores())
+    # Others have all cores of the machine, of which this process may use a few.
+    waiting = max(passed / taken, (used + sum(others) / len(others)) / (os.cpu_count() or used))
     return _USUAL_SPEED * taken / (_SUMS * len(others)) * waiting * _USUAL_CORES / used
 
 

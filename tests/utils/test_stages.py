@@ -174,8 +174,10 @@ def test_a_stage_is_told_by_what_a_free_machine_takes(tmp_path, monkeypatch):
     assert (record["seconds"], record["usual_seconds"]) == (30, 10)
 
 
-def measured(monkeypatch, cores: int, others: int, seconds_of_ten_sums=lambda now: 2e-4) -> tuple[float, float]:
-    """(slowness, how long it was looked at) where so many threads of others want the cores."""
+def measured(
+    monkeypatch, cores: int, others: int, seconds_of_ten_sums=lambda now: 2e-4, usable: int | None = None
+) -> tuple[float, float]:
+    """(slowness, how long it was looked at) where so many threads of others want the cores of a machine."""
     now = [0.0]
 
     def tick() -> float:
@@ -183,7 +185,8 @@ def measured(monkeypatch, cores: int, others: int, seconds_of_ten_sums=lambda no
         return now[0]
 
     monkeypatch.setattr(stages_module, "time", SimpleNamespace(perf_counter=tick, thread_time=lambda: now[0]))
-    monkeypatch.setattr(stages_module, "count_usable_cores", lambda: cores)
+    monkeypatch.setattr(stages_module, "count_usable_cores", lambda: usable or cores)
+    monkeypatch.setattr(stages_module.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(stages_module, "_count_running", lambda: 1 + others)
     return slowness(), now[0]
 
@@ -199,8 +202,21 @@ def test_a_core_that_others_want_is_shared(monkeypatch, cores, others, share):
     assert measured(monkeypatch, cores, others)[0] == pytest.approx(share * free, rel=0.01)
 
 
-def test_those_that_run_are_counted():
-    assert stages_module._count_running() >= 1  # this one
+def test_others_of_a_large_machine_have_its_other_cores_too(monkeypatch):
+    """Of a container with two cores of 64: what runs beside it takes none of its own."""
+    free = measured(monkeypatch, 64, 0, usable=2)[0]
+    assert measured(monkeypatch, 64, 60, usable=2)[0] == pytest.approx(free, rel=0.01)
+    assert measured(monkeypatch, 64, 126, usable=2)[0] == pytest.approx(2 * free, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "text, count", [("cpu  1 2\nprocs_running 7\nprocs_blocked 3\n", 7), ("cpu  1 2\n", 1), (None, 1)]
+)
+def test_those_that_run_are_counted(monkeypatch, tmp_path, text, count):
+    if text:
+        (tmp_path / "stat").write_text(text)
+    monkeypatch.setattr(stages_module, "Path", lambda place: tmp_path / "stat")
+    assert stages_module._count_running() == count
 
 
 def test_a_busy_machine_is_looked_at_for_longer(monkeypatch):

@@ -258,8 +258,8 @@ def _read_batches(path: Path | RemotePath, **options) -> Iterator[pa.RecordBatch
 def find_columns(
     path: Path, url: str = "", caption: str = "", names: Sequence[str] = (), verify: Sequence[str] = ()
 ) -> RowColumns:
-    """The columns of a parquet file: those named, else those known by their names; `verify`: that of the files' hashes,
-    and which hash it is, if its name does not say it. Raises ConfigError."""
+    """The columns of a parquet file: those named, else those known by their names. `verify`: the column that holds the
+    files' hashes, and which hash it is, if its name does not say it. Raises ConfigError."""
     schema = open_parquet(path).schema_arrow
     columns, taken = Columns(dict.fromkeys(schema.names, "")), []
     for wanted, flag in ((url or "URL", "--url-col"), (caption or "TEXT", "--caption-col")):
