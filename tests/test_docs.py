@@ -119,7 +119,7 @@ FORECASTS = re.findall(FORECAST, ENGLISH, re.MULTILINE)
 TRIED = FORECASTS if ALL else random.Random(int(os.environ.get("PPLDM_SEED", 1))).sample(FORECASTS, 1)
 
 
-@pytest.mark.turn("a forecast of doctor holds", 3)
+@pytest.mark.turn("a forecast of doctor holds", 2)
 @pytest.mark.parametrize("preset, millions, pixels, memory", TRIED)
 def test_the_readmes_forecast_is_that_of_doctor(preset, millions, pixels, memory, monkeypatch, tmp_path):
     """On a device with a memory of its own: parameters and gigabytes, as they are printed."""

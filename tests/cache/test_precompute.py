@@ -124,7 +124,7 @@ def test_of_captions_it_says_how_much_it_is_and_makes_it_and_tells(tiny, clip, t
         assert max(abs(alone.read(row, 0) - together.read(row, 0)).max() for row in range(len(alone))) <= 1e-5
 
 
-@pytest.mark.turn("an engine computes what Paddle does", 2)
+@pytest.mark.turn("an engine computes what Paddle does", 1)
 @pytest.mark.slow
 def test_an_engine_makes_the_same_latents_and_goes_on_with_its_own(tiny, tmp_path, capsys):
     needs.need("engine")
@@ -215,7 +215,7 @@ def count_settled(folder, suffix) -> int:
     return count
 
 
-@pytest.mark.turn("a killed command goes on", 2)
+@pytest.mark.turn("a killed command goes on", 1)
 @pytest.mark.slow
 def test_killed_at_many_moments(tiny, start, tmp_path):
     (start, suffix), chance, folder, moments = start, random.Random(3), tmp_path / "killed", []

@@ -119,7 +119,7 @@ def make_parts(folder: Path, num_parts: int, rows: int, side: int = 8) -> Path:
     return folder / "all.filelist"
 
 
-@pytest.mark.turn("a killed training loses nothing", 2)
+@pytest.mark.turn("a killed training loses nothing", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_training_while_the_server_is_slow_and_killed(store, tmp_path, num_workers):

@@ -252,7 +252,7 @@ def test_a_stage_of_other_inputs_removes_what_was_made(pictures, out):
     assert run[2:] == ["data", "tokenizer"] and not (out / "data").exists()
 
 
-@pytest.mark.turn("commands lead from a folder to pictures", 2)
+@pytest.mark.turn("commands lead from a folder to pictures", 1)
 @pytest.mark.slow
 def test_ten_pictures_become_pictures_of_their_captions(pictures):
     """By a command that is given where they lie."""

@@ -123,7 +123,7 @@ def small_programs(tmp_path_factory):
         yield folder
 
 
-@pytest.mark.turn("commands lead from a folder to pictures", 2)
+@pytest.mark.turn("commands lead from a folder to pictures", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("page", DRAWN, ids=name_of)
 def test_the_commands_of_a_page_do_what_they_say(page, world, small_programs, tmp_path):

@@ -61,7 +61,7 @@ def wait_for(condition, process: subprocess.Popen, seconds: float = 300) -> None
         time.sleep(0.05)
 
 
-@pytest.mark.turn("a stopped run goes on", 2)
+@pytest.mark.turn("a stopped run goes on", 1)
 def test_a_job_that_begins_anew_does_so_once(tiny, tmp_path, programs):
     run = tmp_path / "run"
     settings = {"max_steps": 1_000_000, "save_steps": 5}

@@ -52,7 +52,7 @@ def one_process(tiny, tmp_path_factory):
     return folder
 
 
-@pytest.mark.turn("a stopped run goes on", 2)
+@pytest.mark.turn("a stopped run goes on", 1)
 @pytest.mark.parametrize("script", ["run_multi_trainer.sh", "run_multi_no_trainer.sh"])
 def test_two_processes_stopped_by_a_scheduler_go_on_and_are_one_with_twice_the_batch(
     tiny, one_process, tmp_path, script
@@ -101,7 +101,7 @@ def test_single_scripts_take_the_published_settings(tmp_path, script):
     assert "no such part file /data/laion400m/part-00000.gz" in result.stderr.splitlines()[-1]
 
 
-@pytest.mark.turn("a stopped run goes on", 2)
+@pytest.mark.turn("a stopped run goes on", 1)
 @pytest.mark.parametrize("script, extra", [(LOOP, []), (TRAINER, ["--do_train"])])
 def test_ctrl_c_saves_and_the_same_command_finishes(tiny, tmp_path, script, extra):
     settings = {"max_steps": 40, "use_ema": True}

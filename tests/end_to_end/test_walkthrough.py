@@ -34,7 +34,7 @@ def walk_through(text: str) -> str:
     return block.replace("ppldm quickstart", "ppldm quickstart --steps 3 --autoencoder-steps 3")
 
 
-@pytest.mark.turn("commands lead from a folder to pictures", 2)
+@pytest.mark.turn("commands lead from a folder to pictures", 1)
 @pytest.mark.slow
 def test_the_commands_of_the_readme_lead_from_a_folder_to_pictures(tmp_path, pictures, programs):
     environ = {

@@ -266,7 +266,7 @@ def go(line):
 """
 
 
-@pytest.mark.turn("a killed command goes on", 2)
+@pytest.mark.turn("a killed command goes on", 1)
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_anywhere_ends_with_the_same_results(trained, tiny, tmp_path):
     """Killed when it has drawn a number of pictures, or written the first result, and begun again, several times."""

@@ -248,6 +248,7 @@ def run_on(tiny, folder, kind="loop", **changes) -> list:
     return [losses, *(value.numpy() for value in run.state.model.trained_parameters().values())]
 
 
+@pytest.mark.turn("a cached file changes no loss", 2)
 @pytest.mark.slow
 def test_on_cached_latents_losses_are_the_same_to_the_bit(tiny, tmp_path):
     """Computed ahead, or as rows are met: the EfficientNet is frozen, and has no posterior to draw from."""
@@ -269,6 +270,7 @@ def test_on_cached_latents_losses_are_the_same_to_the_bit(tiny, tmp_path):
         run_on(tiny, tmp_path / "else", **{**own, "effnet_name_or_path": tmp_path / "other"}, **cache, latents="cached")
 
 
+@pytest.mark.turn("a cached file changes no loss", 2)
 @pytest.mark.slow
 def test_on_cached_embeddings_losses_are_the_same_to_the_bit(tiny, tmp_path):
     """Under both loops, with processes that load: the words, and the projected caption, which is narrower here."""

@@ -102,7 +102,7 @@ def test_the_command(straight, capsys):
         run_command(["replay", str(straight / "nowhere"), "--step", "1"])
 
 
-@pytest.mark.turn("what holds on one rank holds on two", 3)
+@pytest.mark.turn("what holds on one rank holds on two", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_an_update_of_two_ranks_is_made_again_by_one(tiny, tmp_path, dropout):

@@ -49,6 +49,7 @@ def plain(tiny, tmp_path_factory):
     return folder
 
 
+@pytest.mark.turn("what is compiled is what the modules do", 2)
 @pytest.mark.parametrize("kind", ["loop", "trainer"])
 def test_the_curve_is_the_same_and_only_the_training_forward_is_compiled(
     tiny, plain, tmp_path, kind, caplog, monkeypatch
@@ -74,6 +75,7 @@ def test_the_curve_is_the_same_and_only_the_training_forward_is_compiled(
     assert run.state.model.compiled_predict
 
 
+@pytest.mark.turn("what is compiled is what the modules do", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, before, after", [("loop", True, False), ("trainer", False, True)])
 def test_runs_go_on_with_or_without_it(tiny, plain, tmp_path, kind, before, after):
@@ -84,6 +86,7 @@ def test_runs_go_on_with_or_without_it(tiny, plain, tmp_path, kind, before, afte
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(plain), rtol=1e-5)
 
 
+@pytest.mark.turn("what is compiled is what the modules do", 2)
 @pytest.mark.parametrize("freeze, sizes", [(False, True), (True, False)])
 def test_loss_and_gradients_are_those_of_the_modules(tiny, freeze, sizes):
     model, batch = make_model(tiny, freeze_text_encoder=freeze, size_conditioning=sizes), make_batch(2)
@@ -111,7 +114,7 @@ def test_loss_and_gradients_are_those_of_the_modules(tiny, freeze, sizes):
     assert list(model.state_dict()) == names
 
 
-@pytest.mark.turn("what holds on one rank holds on two", 3)
+@pytest.mark.turn("what holds on one rank holds on two", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no_trainer", "trainer"])
 def test_two_processes_are_one_with_twice_the_batch(tiny, plain, tmp_path, kind):

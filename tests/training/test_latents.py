@@ -61,6 +61,7 @@ def runs(tiny, tmp_path_factory):
     return folder, file_list, online, train(tiny, folder / "ondemand", file_list=file_list, latents="ondemand")
 
 
+@pytest.mark.turn("a cached file changes no loss", 2)
 def test_latents_on_demand_are_the_pictures_rounded(runs):
     _, _, online, ondemand = runs
     assert len(online) == 10 and online != ondemand
@@ -97,6 +98,7 @@ def test_a_run_goes_on_to_the_bit_by_either_way_to_the_latents(tiny, runs, tmp_p
         train(tiny, tmp_path / "run", file_list=file_list, max_steps=12)
 
 
+@pytest.mark.turn("a cached file changes no loss", 2)
 def test_pictures_and_latents_in_one_run(tiny, runs, tmp_path):
     """One list of each, and one of which the latents are kept in float32 as they are met."""
     folder, _, online, _ = runs
@@ -211,7 +213,7 @@ def start(tiny, folder, *prefix, **changes):
     )  # fmt: skip
 
 
-@pytest.mark.turn("what holds on one rank holds on two", 3)
+@pytest.mark.turn("what holds on one rank holds on two", 2)
 @pytest.mark.slow
 def test_two_ranks_keep_each_row_once(tiny, runs, tmp_path):
     folder, _, _, ondemand = runs
@@ -229,7 +231,7 @@ def test_two_ranks_keep_each_row_once(tiny, runs, tmp_path):
             np.testing.assert_allclose(one.read(row, 0), other.read(row, 0), rtol=2e-3, atol=1e-5)
 
 
-@pytest.mark.turn("a killed training loses nothing", 2)
+@pytest.mark.turn("a killed training loses nothing", 1)
 @pytest.mark.slow
 def test_a_kill_while_latents_are_kept_changes_nothing(tiny, runs, tmp_path):
     """At some moments of the first epoch; the run that goes on ends with the bits of one that nothing stopped."""

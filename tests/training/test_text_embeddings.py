@@ -71,6 +71,7 @@ def runs(tiny, clip):
     return online, train(tiny, clip, clip / "cached", text_embeddings="cached")
 
 
+@pytest.mark.turn("a cached file changes no loss", 2)
 def test_cached_embeddings_are_the_captions_rounded(runs):
     online, cached = runs
     assert len(online) == 6 and online != cached
@@ -98,6 +99,7 @@ def test_masks_and_empty_captions_are_those_of_the_online_run(tiny, clip, runs, 
     assert again == pytest.approx(loss, rel=1e-3) and (cached["encoder_hidden_states"].numpy() != hidden).any()
 
 
+@pytest.mark.turn("a cached file changes no loss", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, workers", [("loop", 0), ("trainer", 2)])
 def test_the_same_run_with_workers_the_trainer_a_resume_and_cached_latents(tiny, clip, runs, tmp_path, kind, workers):

@@ -168,7 +168,7 @@ def test_a_skipped_update_leaves_the_model_in_training(pixels):
     assert guard.state.model.w.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.turn("what holds on one rank holds on two", 3)
+@pytest.mark.turn("what holds on one rank holds on two", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, recompute", [("loop", True), ("trainer", True), ("trainer", False)])
 def test_two_ranks_skip_alike(tiny, tmp_path, kind, recompute):

@@ -152,7 +152,7 @@ def fetch(hub, name: str, *flags, code: str = ""):
     return subprocess.CompletedProcess(code, status, *said)
 
 
-@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.turn("a model is fetched by its name", 1)
 @pytest.mark.slow
 def test_a_name_is_fetched_once_and_checked(hub):
     hub.imports = PADDLES
@@ -189,7 +189,7 @@ def test_a_name_is_fetched_once_and_checked(hub):
     assert damaged.returncode == 1 and "its SHA-256 is not the hub's" in damaged.stderr
 
 
-@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.turn("a model is fetched by its name", 1)
 @pytest.mark.slow
 def test_a_model_without_components_is_fetched_whole(hub):
     """As a CLIP is published: config, tokenizer and weights side by side."""
@@ -205,7 +205,7 @@ def test_a_model_without_components_is_fetched_whole(hub):
     assert done.stdout.split() == ["config.json", "merges.txt", "pytorch_model.bin", "vocab.json"], done.stderr
 
 
-@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.turn("a model is fetched by its name", 1)
 @pytest.mark.slow
 def test_a_text_encoder_that_is_published_by_itself(hub):
     """A name of two pieces, such as openai/clip-vit-large-patch14, with the files beside each other."""
@@ -226,7 +226,7 @@ def test_a_text_encoder_that_is_published_by_itself(hub):
     )
 
 
-@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.turn("a model is fetched by its name", 1)
 @pytest.mark.slow
 def test_paddles_server_is_asked_where_the_hub_has_not_got_it(hub):
     hub.imports = PADDLES
@@ -308,7 +308,7 @@ def test_a_mistyped_path_is_answered_with_the_nearest_one(path, meant, tmp_path,
         locate_model(path, offline=True)
 
 
-@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.turn("a model is fetched by its name", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("repository, files", [
     ("owner/model", ("merges.txt", "vocab.json")),
@@ -386,7 +386,7 @@ def command(hub, *words) -> subprocess.CompletedProcess:
     return fetch(hub, "", code=code)
 
 
-@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.turn("a model is fetched by its name", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["owner/model", "owner/model/vqvae", "alone"])
 def test_the_command_fetches_what_it_said_before(hub, name):
@@ -421,7 +421,7 @@ def test_the_command_fetches_what_it_said_before(hub, name):
     assert again.returncode == 2 and "own is there already" in again.stderr
 
 
-@pytest.mark.turn("a model is fetched by its name", 2)
+@pytest.mark.turn("a model is fetched by its name", 1)
 @pytest.mark.slow
 def test_the_command_says_what_cannot_be_fetched(hub):
     hub.imports = PADDLES

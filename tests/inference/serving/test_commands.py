@@ -158,7 +158,7 @@ def test_ctrl_c_ends_at_once_and_well(model):
         assert server.stderr.read().splitlines()[-1].endswith("stopped by Ctrl-C")
 
 
-@pytest.mark.turn("an engine computes what Paddle does", 2)
+@pytest.mark.turn("an engine computes what Paddle does", 1)
 @pytest.mark.slow
 def test_what_an_engine_draws_is_what_paddle_draws(model):
     """Compiled in the thread that draws; the server still ends as asked."""

@@ -33,7 +33,7 @@ def data_of(out) -> dict:
     return {path.name: path.read_bytes() for path in sorted((out / "data/parts").glob("*"))}
 
 
-@pytest.mark.turn("a killed command goes on", 2)
+@pytest.mark.turn("a killed command goes on", 1)
 @pytest.mark.slow
 def test_killed_at_twenty_moments(tmp_path):
     with serving(SETS["journeydb"][0]()) as server:

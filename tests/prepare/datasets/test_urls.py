@@ -126,6 +126,7 @@ def test_rows_under_the_least_size_are_not_downloaded(name, world, tmp_path, mon
     assert planned["convert"]["min_size"] == 700
 
 
+@pytest.mark.turn("pictures of addresses become a data set", 1)
 @pytest.mark.slow
 def test_pictures_of_urls_arrive_and_are_trained_on(world, tmp_path, pytestconfig):
     """Of one set, chosen by --seed."""
@@ -163,6 +164,7 @@ def test_a_part_of_a_set_is_named_as_such():
     assert "part 1, 2 of 2 is there\n" in told[1]
 
 
+@pytest.mark.turn("pictures of addresses become a data set", 1)
 @pytest.mark.slow
 def test_a_second_part_is_added_to_the_first(world, tmp_path):
     quick = "download.processes_count=1", "download.preflight=0", "filter.num_partitions=2"

@@ -103,7 +103,7 @@ def test_a_list_from_the_web_reaches_no_private_host_unless_asked(server, tmp_pa
     assert download(metadata, tmp_path / "all", **settings, refuse_private=False)["success"] == 10
 
 
-@pytest.mark.turn("Spark does what one process does", 4)
+@pytest.mark.turn("Spark does what one process does", 3)
 @pytest.mark.needs("java")
 def test_spark_does_the_same(server, tmp_path, session, capsys):
     urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]
@@ -176,7 +176,7 @@ def test_retries_go_to_new_shards_and_fetch_only_what_failed(server, tmp_path, c
             assert first_try[row["retry_of"]] == row["url"] and row["retried_after"] == "5xx"
 
 
-@pytest.mark.turn("a killed command goes on", 2)
+@pytest.mark.turn("a killed command goes on", 1)
 @pytest.mark.parametrize("output_format", ["files", "webdataset", "parquet"])
 def test_a_killed_download_goes_on(server, tmp_path, capsys, output_format):
     """Two kills in the middle of the only shard: nothing that was fetched is fetched again."""

@@ -180,7 +180,7 @@ def test_bad_input_is_one_line(base, pictures, words, message):
         run(["finetune", *(words if "--base" in words else [*words, "--base", str(base)]), "--dry-run"])
 
 
-@pytest.mark.turn("commands lead from a folder to pictures", 2)
+@pytest.mark.turn("commands lead from a folder to pictures", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_one_command_leads_from_a_folder_to_pictures_and_goes_on(base, pictures, tmp_path, capfd, method):
@@ -206,7 +206,7 @@ sys.addaudithook(stop)
 """
 
 
-@pytest.mark.turn("commands lead from a folder to pictures", 2)
+@pytest.mark.turn("commands lead from a folder to pictures", 1)
 @pytest.mark.slow
 def test_a_lora_and_a_token_of_stable_diffusion_beside_pictures_of_the_class(pictures, tmp_path, monkeypatch, capfd):
     weights, clip, out = small_weights(unet={"sample_size": 4}), write_clip(tmp_path / "clip"), tmp_path / "out"

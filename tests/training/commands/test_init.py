@@ -155,7 +155,7 @@ def hours_at_100_gflops(operations: int, steps: int) -> float:
     return operations * steps / 1e11 / 3600
 
 
-@pytest.mark.turn("a forecast of doctor holds", 3)
+@pytest.mark.turn("a forecast of doctor holds", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("goal", GOALS)
 def test_doctor_has_nothing_against_what_enter_alone_gives_on_a_cpu(place, monkeypatch, capsys, goal):

@@ -77,7 +77,7 @@ def test_what_cannot_be_is_one_line(words, says):
         command(words)
 
 
-@pytest.mark.turn("a killed training loses nothing", 2)
+@pytest.mark.turn("a killed training loses nothing", 1)
 @pytest.mark.slow
 def test_a_killed_rank_costs_nothing_but_time(tiny, tmp_path):
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
@@ -108,7 +108,7 @@ def test_a_killed_rank_costs_nothing_but_time(tiny, tmp_path):
     assert not running(killed)
 
 
-@pytest.mark.turn("what befalls one rank is known to all", 2)
+@pytest.mark.turn("what befalls one rank is known to all", 1)
 @pytest.mark.slow
 def test_a_rank_that_others_wait_for_is_named(tiny, tmp_path):
     """One of two is stopped for most of its time, once both train. An update takes eight forward passes: longer than
@@ -171,7 +171,7 @@ def test_the_pods_of_kubernetes_run_what_there_is():
     assert mounts["shared-memory"] == "/dev/shm"
 
 
-@pytest.mark.turn("a killed training loses nothing", 2)
+@pytest.mark.turn("a killed training loses nothing", 1)
 @pytest.mark.slow
 def test_four_ranks_that_save_beside_the_training_are_one_and_another_number_goes_on(tiny, tmp_path):
     """But for the order in which gradients were added up."""

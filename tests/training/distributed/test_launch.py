@@ -81,7 +81,7 @@ ENDS = {
 }
 
 
-@pytest.mark.turn("what befalls one rank is known to all", 2)
+@pytest.mark.turn("what befalls one rank is known to all", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_an_end_of_one_rank_is_the_end_of_all(tmp_path, end):
@@ -210,7 +210,7 @@ def test_a_second_ctrl_c_ends_at_once_and_blames_nobody(deaf_ranks, tmp_path):
         assert "hidden-7c1f" not in path.read_text(errors="replace"), path
 
 
-@pytest.mark.turn("what befalls one rank is known to all", 2)
+@pytest.mark.turn("what befalls one rank is known to all", 1)
 @pytest.mark.slow
 def test_two_machines_end_together(tmp_path):
     # Two launchers on this machine, one rank each; the second's rank is killed.
@@ -235,7 +235,7 @@ def test_two_machines_end_together(tmp_path):
     assert not running(tmp_path)
 
 
-@pytest.mark.turn("what befalls one rank is known to all", 2)
+@pytest.mark.turn("what befalls one rank is known to all", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind, workers", [("loop", 0), ("trainer", 1), ("loop", 2)])
 def test_a_failing_disk_ends_all_ranks_at_once(tiny, tmp_path, kind, workers):

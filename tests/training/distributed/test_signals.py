@@ -29,7 +29,7 @@ ENDLESS = {"max_steps": 10**6, "logging_steps": 1, "save_steps": 1, "save_total_
            "per_device_train_batch_size": 2}  # fmt: skip
 
 
-@pytest.mark.turn("a stopped run goes on", 2)
+@pytest.mark.turn("a stopped run goes on", 1)
 @pytest.mark.slow
 def test_each_signal_ends_two_ranks_with_a_checkpoint(tiny, tmp_path):
     metadata, flags = tmp_path / "facts", [str(word) for word in tiny.flags(tmp_path / "out", **ENDLESS)]
@@ -56,7 +56,7 @@ def test_each_signal_ends_two_ranks_with_a_checkpoint(tiny, tmp_path):
             assert interrupted and interrupted <= set(plan["ranks"]), plan
 
 
-@pytest.mark.turn("a stopped run goes on", 2)
+@pytest.mark.turn("a stopped run goes on", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("number, kind", [(signal.SIGINT, "no_trainer"), (signal.SIGTERM, "trainer"),
                                           (signal.SIGUSR1, "no_trainer")])  # fmt: skip

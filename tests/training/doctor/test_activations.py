@@ -92,7 +92,7 @@ def test_what_is_counted_is_what_is_allocated(kind, name, recompute):
     assert told.kept == pytest.approx(found.kept, rel=0.15)
 
 
-@pytest.mark.turn("a forecast of doctor holds", 3)
+@pytest.mark.turn("a forecast of doctor holds", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("recompute", [False, True])
 def test_what_is_counted_of_a_control_network_is_what_is_allocated_with_its_unet(recompute):

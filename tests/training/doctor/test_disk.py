@@ -56,7 +56,7 @@ def test_the_disk_of_a_run_is_what_was_forecast(tiny, tmp_path, name):
     assert forecast == pytest.approx(bytes_below(tmp_path / "run"), rel=MOST)
 
 
-@pytest.mark.turn("a forecast of doctor holds", 3)
+@pytest.mark.turn("a forecast of doctor holds", 2)
 def test_each_average_of_posthoc_is_in_memory_and_in_a_dry_run(tiny, tmp_path):
     names = ("plain", "average", "posthoc", "posthoc beside the average")
     found = {name: estimate(recipe_of(tiny, tmp_path / "run", SETTINGS[name]), 1).by_purpose for name in names}

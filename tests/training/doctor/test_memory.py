@@ -71,7 +71,7 @@ def test_what_judges_an_autoencoder_is_not_exported_and_what_never_learns_is_not
         assert told[name] == pytest.approx(size, rel=0.15)
 
 
-@pytest.mark.turn("a forecast of doctor holds", 3)
+@pytest.mark.turn("a forecast of doctor holds", 2)
 def test_adapters_are_exported_without_their_base_and_read_with_it(tiny, tmp_path):
     names = ({}, {"export_merged": "true"})
     small = {"per_device_train_batch_size": 1, "resolution": 8}

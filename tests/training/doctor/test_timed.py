@@ -38,7 +38,7 @@ def test_updates_of_the_run_are_timed_and_nothing_is_left(recipe, clock, tmp_pat
     assert get_logger().level == level != logging.ERROR
 
 
-@pytest.mark.turn("a forecast of doctor holds", 3)
+@pytest.mark.turn("a forecast of doctor holds", 2)
 def test_the_forecast_is_made_of_them(tiny, tmp_path, clock, capsys):
     doctor(["--json", *tiny.flags(tmp_path / "out", max_steps=1800, gradient_accumulation_steps=1)])
     report = json.loads(capsys.readouterr().out)
@@ -49,7 +49,7 @@ def test_the_forecast_is_made_of_them(tiny, tmp_path, clock, capsys):
     )
 
 
-@pytest.mark.turn("a forecast of doctor holds", 3)
+@pytest.mark.turn("a forecast of doctor holds", 2)
 def test_the_operations_of_an_update_are_those_of_all_its_batches(tiny, tmp_path, capsys):
     found = []
     for said in ({"gradient_accumulation_steps": 3}, {"global_batch_size": 6}):

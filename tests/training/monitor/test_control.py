@@ -140,7 +140,7 @@ def test_a_run_that_is_stopped_by_a_file_goes_on_with_the_same_bits(tiny, straig
     assert_same(folder, straight[kind])
 
 
-@pytest.mark.turn("a stopped run goes on", 2)
+@pytest.mark.turn("a stopped run goes on", 1)
 @pytest.mark.slow
 def test_two_processes_obey_together(tiny, tmp_path):
     """Each rank draws, saves and stops as the main one has read; both end as by Ctrl-C, after the same update."""

@@ -110,7 +110,7 @@ def test_mostly_bad_rows_end_the_run_and_so_does_its_resume(tiny, tmp_path, most
           **{**settings, "max_steps": 6, "max_skipped_share": 1})  # fmt: skip
 
 
-@pytest.mark.turn("what holds on one rank holds on two", 3)
+@pytest.mark.turn("what holds on one rank holds on two", 2)
 @pytest.mark.slow
 def test_two_ranks_end_at_the_update_at_which_one_does(tiny, tmp_path, mostly_bad):
     settings = {"max_steps": 20, "save_steps": 2, "max_skipped": 1000, "file_list": mostly_bad, "logging_steps": 1}

@@ -201,7 +201,7 @@ def test_prompts_and_scales_give_the_grids(tiny, held_out, tmp_path):
     assert pictures["step-000001-reconstruction.png"].shape[0] == 2 * 32 + 22  # the title above both rows
 
 
-@pytest.mark.turn("what holds on one rank holds on two", 3)
+@pytest.mark.turn("what holds on one rank holds on two", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no_trainer", "trainer"])
 def test_two_processes_look_together_and_leave_no_trace(tiny, held_out, tmp_path, kind):
