@@ -147,7 +147,8 @@ def parse_flags(name: str, words: list[str]) -> dict:
     for older, flag in getattr(function, "aliases", {}).items():
         parser._option_string_actions[older] = parser._option_string_actions[flag]
     show_values(parser)
-    arguments = vars(parse_known_or_suggest(parser, [_with_hyphens(word) for word in words]))
+    stated = [_with_hyphens(word) for word in words]
+    arguments = vars(parse_known_or_suggest(parser, _without_truth(stated, parser._option_string_actions)))
     for internal in ("pdb", "xtra"):
         arguments.pop(internal)
     return arguments
@@ -158,6 +159,20 @@ def main() -> None:
     quiet_others()
     with exit_on_error():
         run(sys.argv[1:])
+
+
+def _without_truth(words: list[str], actions: dict) -> list[str]:
+    """Switches written as img2dataset's are, `--json=True` or `--json=False`, as argparse takes them."""
+    plain = []
+    for word in words:
+        flag, _, value = word.partition("=")
+        if flag not in actions or actions[flag].nargs != 0 or value.lower() not in ("true", "false"):
+            plain.append(word)
+        elif value.lower() == "true":
+            plain.append(flag)
+        elif (opposite := f"--no-{flag[2:]}") in actions:
+            plain.append(opposite)
+    return plain
 
 
 def _with_hyphens(word: str) -> str:

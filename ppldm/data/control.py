@@ -42,7 +42,7 @@ _SHAPE_TOLERANCE = 0.02  # by which ratios of width to height may differ
 
 
 @cache
-def _cv2():
+def opencv():
     """OpenCV, which computes in the calling thread: its own threads would not survive a fork."""
     try:
         import cv2
@@ -67,7 +67,7 @@ def _first(picture: np.ndarray) -> np.ndarray:
 
 def _scale(picture: np.ndarray, size: tuple[int, int], how: str) -> np.ndarray:
     """A picture [H, W, …] as one of `size`, (height, width)."""
-    cv2 = _cv2()
+    cv2 = opencv()
     return cv2.resize(picture, size[::-1], interpolation=getattr(cv2, f"INTER_{how}"))
 
 
@@ -115,7 +115,7 @@ class Canny(_Filter):
     def __call__(self, picture, generator):
         seen = _last(picture)
         seen = _shrunk(seen, int(self.resize)) if self.resize else seen
-        return _first(_scale(_cv2().Canny(seen, self.low, self.high), picture.shape[1:], "NEAREST"))[: self.channels]
+        return _first(_scale(opencv().Canny(seen, self.low, self.high), picture.shape[1:], "NEAREST"))[: self.channels]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Edges(_Filter):
 
 def _gradient(picture: np.ndarray) -> np.ndarray:
     """[H, W, 3] uint8 to the length of the Sobel gradient of its brightness, [H, W] float32."""
-    cv2 = _cv2()
+    cv2 = opencv()
     light = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
     return np.hypot(*(cv2.Sobel(light, cv2.CV_32F, *axis) for axis in ((1, 0), (0, 1))))
 
@@ -141,7 +141,7 @@ class Grey(_Filter):
     """Brightness, as ITU-R BT.601 weighs the colours."""
 
     def __call__(self, picture, generator):
-        cv2 = _cv2()
+        cv2 = opencv()
         return _first(cv2.cvtColor(_last(picture), cv2.COLOR_RGB2GRAY))
 
 
@@ -153,7 +153,7 @@ class Blur(_Filter):
     bounds = {"sigma": Bounds(above=0)}
 
     def __call__(self, picture, generator):
-        return _first(_cv2().GaussianBlur(_last(picture), (0, 0), self.sigma))
+        return _first(opencv().GaussianBlur(_last(picture), (0, 0), self.sigma))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Inpainting(_Filter):
     def __call__(self, picture, generator):
         share, outside = generator.random(2)
         threshold = self.threshold_low + share * (self.threshold_high - self.threshold_low)
-        energy = _cv2().GaussianBlur(_gradient(_shrunk(_last(picture), _SALIENCY_SIDE)), (0, 0), _SALIENCY_SIDE / 16)
+        energy = opencv().GaussianBlur(_gradient(_shrunk(_last(picture), _SALIENCY_SIDE)), (0, 0), _SALIENCY_SIDE / 16)
         hole = _scale(energy, picture.shape[1:], "LINEAR") > threshold * energy.max()
         if outside < self.p_outpaint:
             hole = ~hole

@@ -123,7 +123,11 @@ def test_help_shows_lists_words_and_numbers(capsys):
     assert "prompts on the command line --like" in text  # nothing for an empty default
 
 
-@pytest.mark.parametrize("words", [[], ["--refuse-private"], ["--no-refuse-private"], ["--no_refuse_private"]])
+ON = [[], ["--refuse-private"], ["--refuse_private=True"], ["--ignore-disk-space=False"]]
+OFF = [["--no-refuse-private"], ["--no_refuse_private"], ["--refuse-private=false"], ["--no-refuse-private=true"]]
+
+
+@pytest.mark.parametrize("words", ON + OFF)
 def test_what_is_on_by_default_has_a_flag_for_either(words, monkeypatch):
     given = []
     monkeypatch.setattr("ppldm.prepare.download.download._find_columns", lambda *args: ([], ()))
@@ -131,4 +135,4 @@ def test_what_is_on_by_default_has_a_flag_for_either(words, monkeypatch):
         "ppldm.prepare.download.fetch.FetchSettings.__post_init__", lambda self: given.append(self.refuse_private)
     )
     run(["download", "metadata", "--out", "out", "--dry-run", *words])
-    assert given == [not any("no" in word for word in words)]
+    assert given == [words in ON]

@@ -27,6 +27,7 @@ DAMAGED = -1  # in place of the samples of a shard that is missing or cannot be 
 _TEXTS = ("json", "txt")
 _HEADER = ("dir", "text")
 _STATS_HEADER = ["file_path", "num_samples"]
+_PICTURES = (".jpg", ".png", ".webp")  # as `ppldm download` encodes them
 # What makes quotes necessary. Python's csv module before 3.13 does not quote a carriage return alone.
 _QUOTED = frozenset(',"\r\n')
 
@@ -177,7 +178,8 @@ def _list_shards(part: Path) -> list[Path]:
 def _read_shard(shard: Path, counts: Counter):
     """(path, caption) of each picture that has one, in the order of keys."""
     captions = _read_captions(shard)
-    for image in sorted(shard.glob("*.jpg")):
+    images = sorted(path for path in shard.iterdir() if path.suffix in _PICTURES)
+    for image in images:
         counts["pictures"] += 1
         try:
             caption = captions[image.stem] if image.stem in captions else _read_caption(image)
@@ -192,7 +194,7 @@ def _read_shard(shard: Path, counts: Counter):
             continue
         counts["lines"] += 1
         yield image, caption
-    counts["no_image"] += sum(not Path(shard, f"{key}.jpg").exists() for key in captions)
+    counts["no_image"] += len(captions.keys() - {image.stem for image in images})
     counts += Counter()  # without zeros
 
 

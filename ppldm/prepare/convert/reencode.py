@@ -64,19 +64,30 @@ def treat(image: bytes, pixels: np.ndarray, treatment: Treatment) -> tuple[bytes
     if shrinks:
         sides = scale_to_cover(height, width, treatment.size, treatment.size, 1.0)
         picture = picture.resize(sides, FILTERS[treatment.interpolation])
-    file = io.BytesIO()
     options = {} if name == "png" else {"quality": treatment.quality or _DEFAULT_QUALITY}
-    picture.save(file, _FORMATS[name][0], **options)
-    return file.getvalue(), *picture.size
+    return _encode(picture, name, **options)
+
+
+RESIZE_MODES = ("keep_ratio", "keep_ratio_largest", "center_crop", "border", "no")
+_OF_OPENCV = {  # img2dataset's names of interpolations
+    **{name: name.upper() for name in ("nearest", "linear", "cubic", "area", "lanczos4")},
+    **{"bilinear": "LINEAR", "bicubic": "CUBIC", "lanczos": "LANCZOS4"},
+}
+_KEYED = ("image_size", "encode_quality", "min_image_size", "max_image_area", "max_aspect_ratio")
 
 
 @dataclass(frozen=True)
 class Resizer:
-    """What `ppldm download` keeps of a picture: a JPEG that is small enough, to the byte; else what training decodes,
-    shrunk until the short side is `image_size`, never enlarged or padded, as JPEG (img2dataset's own resizer drops EXIF
-    rotation and turns 16-bit pictures white). It is decoded once, whole; what is too large is known from its header.
+    """What `ppldm download` keeps of a picture: a file of `encode_format` that needs no resizing, to the byte; else
+    what training decodes, resized and encoded anew. It is decoded once, whole; what is too large is known from its
+    header. Names and meanings are those of img2dataset's Resizer, which drops EXIF rotation and turns 16-bit pictures
+    white. By default pictures only become smaller, by training's own Lanczos and its sides; of all other settings the
+    pixels are those of img2dataset.
 
-    `image_size`: the largest short side in pixels as shown, 0 meaning no limit. The bounds are of the original:
+    `image_size`: in pixels as shown, 0 meaning any. `resize_mode`: it becomes the short side (keep_ratio; center_crop
+    cuts the long one to it too) or the long one (keep_ratio_largest; border fills up with white to a square).
+    `resize_only_if_bigger`: no picture is enlarged, nor cut or filled up where it is not made smaller.
+    `encode_quality`: 1 to 100; of PNG how much it is compressed, 0 to 9. The bounds are of the original:
     `min_image_size` of the short side, `max_image_area` of width x height, `max_aspect_ratio` of long / short side."""
 
     image_size: int = 512
@@ -84,12 +95,31 @@ class Resizer:
     min_image_size: int = 0
     max_image_area: float = float("inf")
     max_aspect_ratio: float = float("inf")
+    resize_mode: str = "keep_ratio"
+    resize_only_if_bigger: bool = True
+    upscale_interpolation: str = "lanczos"
+    downscale_interpolation: str = "lanczos"
+    encode_format: str = "jpg"
+    skip_reencode: bool = True
 
     def __post_init__(self):
         if self.image_size < 0:
             raise ConfigError(f"--image-size is {self.image_size}; it must be at least 1, or 0 for no limit")
-        if not 1 <= self.encode_quality <= 100:
-            raise ConfigError(f"--encode-quality is {self.encode_quality}; it must be 1 to 100")
+        known = {"resize_mode": RESIZE_MODES, "encode_format": _FORMATS}
+        known |= dict.fromkeys(("upscale_interpolation", "downscale_interpolation"), _OF_OPENCV)
+        for name, values in known.items():
+            if (value := getattr(self, name)) not in values:
+                raise ConfigError(f"--{name.replace('_', '-')} {value!r} is unknown; use {', '.join(values)}")
+        least, most = (0, 9) if self.encode_format == "png" else (1, 100)
+        if not least <= self.encode_quality <= most:
+            raise ConfigError(
+                f"--encode-quality is {self.encode_quality}; of {self.encode_format} it must be {least} to {most}"
+            )
+
+    def settings(self) -> dict:
+        """For the key of what is made by it: what differs from the usual of the younger ones has a name there."""
+        usual = vars(Resizer())
+        return {name: value for name, value in vars(self).items() if name in _KEYED or value != usual.get(name, value)}
 
     def fit(self, image: bytes) -> tuple[bytes, int, int, int, int]:
         """(encoded, width, height, original width, original height). Raises RowError."""
@@ -103,6 +133,42 @@ class Resizer:
                 raise RowError("aspect", f"aspect ratio too large ({width} x {height})")
         pixels = decode_pixels(image)
         height, width, _ = pixels.shape
-        if image.startswith(_FORMATS["jpg"][1]) and (not self.image_size or min(width, height) <= self.image_size):
+        side = (max if self.resize_mode in ("keep_ratio_largest", "border") else min)(width, height)
+        resizes = self.image_size and self.resize_mode != "no"
+        resizes = resizes and (side > self.image_size or not self.resize_only_if_bigger)
+        is_own = image.startswith(_FORMATS[self.encode_format][1]) and self.skip_reencode
+        if not resizes and is_own and (self.encode_format == "jpg" or not shows_otherwise(image)):
             return image, width, height, width, height
-        return *treat(image, pixels, Treatment(self.image_size, self.encode_quality, "jpg")), width, height
+        picture = Image.fromarray(self._resize(pixels, side) if resizes else pixels)
+        how = "compress_level" if self.encode_format == "png" else "quality"
+        return *_encode(picture, self.encode_format, **{how: self.encode_quality}), width, height
+
+    def _resize(self, pixels: np.ndarray, side: int) -> np.ndarray:
+        """uint8 [H, W, 3] by `resize_mode`, whose `side` of the picture becomes `image_size`."""
+        from ...data.control import opencv
+
+        size, sides = self.image_size, pixels.shape[:2]
+        if side > size and self.downscale_interpolation == "lanczos":
+            height, width = (max(1, size * one // side) for one in sides)
+            pixels = np.asarray(Image.fromarray(pixels).resize((width, height), FILTERS["lanczos"]))
+        elif side != size:
+            name = self.downscale_interpolation if side > size else self.upscale_interpolation
+            height, width = (max(1, round(one * (size / side))) for one in sides)
+            cv2 = opencv()
+            pixels = cv2.resize(pixels, (width, height), interpolation=getattr(cv2, f"INTER_{_OF_OPENCV[name]}"))
+        height, width, _ = pixels.shape
+        top, left = abs(height - size) // 2, abs(width - size) // 2
+        if self.resize_mode == "center_crop":
+            return pixels[top : top + size, left : left + size]
+        if self.resize_mode == "border":
+            white = np.full((size, size, 3), 255, np.uint8)
+            white[top : top + height, left : left + width] = pixels
+            return white
+        return pixels
+
+
+def _encode(picture: Image.Image, name: str, **options) -> tuple[bytes, int, int]:
+    """(file of a format of `_FORMATS`, width, height)."""
+    file = io.BytesIO()
+    picture.save(file, _FORMATS[name][0], **options)
+    return file.getvalue(), *picture.size

@@ -47,8 +47,14 @@ def download(
     metadata: str,  # parquet file, or folder of part_1.parquet, ...; for Spark also an address such as hdfs://name/x
     out: Annotated[str, {"opt": True, "required": True}],  # folder, or address, for OUT/part_1, ...; made if missing
     part_id: int = 0,  # the part to download; 0 means all
-    image_size: int = 512,  # a longer short side is shrunk to it, in pixels; 0 means never. None is enlarged or padded
-    encode_quality: int = 95,  # of pictures that are shrunk or are not JPEG; all others stay as they are
+    image_size: int = 512,  # a longer short side is shrunk to it, in pixels; 0 means never
+    resize_mode: str = "keep_ratio",  # or keep_ratio_largest, the long side; center_crop, border: to a square; or no
+    resize_only_if_bigger: bool = True,  # by default, smaller pictures are not enlarged, cut or filled up
+    upscale_interpolation: str = "lanczos",  # of pictures that are enlarged: nearest, linear, cubic, area, lanczos
+    downscale_interpolation: str = "lanczos",  # of those that are shrunk; lanczos: as in training
+    encode_format: str = "jpg",  # jpg, png or webp
+    encode_quality: int = 95,  # of pictures that are encoded anew, 1 to 100; of png the compression, 0 to 9
+    skip_reencode: bool = True,  # by default, files of --encode-format that need no resizing stay as they are
     output_format: str = "files",  # files, webdataset or parquet
     distributor: str = "multiprocessing",  # multiprocessing (this machine) or pyspark (a cluster)
     master: str = "",  # address of the Spark cluster, with --distributor pyspark; empty means this machine
@@ -84,7 +90,8 @@ def download(
 ):
     """Download the pictures of LAION-like metadata, resumable, every row accounted for.
 
-    JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are taken; small JPEG files stay as they are, all else becomes JPEG.
+    JPEG, PNG, WebP, GIF, BMP, TIFF and AVIF are taken; small JPEG files stay as they are, all else becomes JPEG, unless
+    flags of img2dataset's names say otherwise.
     Stopped at any point, the same command goes on; what was fetched for other metadata, or to another size, is refused
     or, with --redo, fetched again. Rows without a picture are counted by class: dns, timeout, 4xx, ...
     """

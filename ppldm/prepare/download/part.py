@@ -12,10 +12,10 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from json import loads
-from math import isfinite
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,6 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import RemotePath, make_output_dir, read_json, remove_path, write_json
 from ...utils.finished import JobFolder
 from ...utils.log import get_logger
-from ..convert.reencode import Resizer
 from ..metadata import Columns, Table, open_parquet, read_footer
 from ..place import fingerprint_of, natural_key
 from . import shard
@@ -38,7 +37,7 @@ KEPT_COLUMNS = (
     "NSFW",
 )  # fmt: skip
 # img2dataset writes columns of these names itself.
-_RESERVED = {*shard.FACTS, *shard.RETRY_COLUMNS, *shard.HASHES, "caption", "url", "jpg", "txt"}
+_RESERVED = {*shard.FACTS, *shard.RETRY_COLUMNS, *shard.HASHES, "caption", "url", "jpg", "png", "webp", "txt"}
 _PLAIN = re.compile(r"u?int\d+|halffloat|float|double|bool|string|large_string|null")  # types of what can be kept
 _BATCH_ROWS = 8192
 
@@ -92,7 +91,6 @@ class PartDownload:
     def plan(self) -> tuple[dict, dict]:
         """(what the shards depend on, fingerprint of the metadata)."""
         settings, path = self.settings, self.part.path
-        bounds = {one.name: getattr(settings.resizer, one.name) for one in fields(Resizer)}
         plan = {
             "metadata": path.name,
             "rows": self.part.rows,
@@ -100,7 +98,7 @@ class PartDownload:
             "caption_col": self.columns.caption,
             "output_format": settings.output_format,
             "number_sample_per_shard": settings.number_sample_per_shard,
-            **{name: value if isfinite(value) else None for name, value in bounds.items()},
+            **{name: None if value == inf else value for name, value in settings.resizer.settings().items()},
             "disallowed_header_directives": sorted(settings.fetch.disallowed_header_directives),
             "columns": list(settings.columns),
         } | settings.fetch.blocked.settings

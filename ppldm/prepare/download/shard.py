@@ -187,7 +187,7 @@ def _make_shard(
             on_fetch()
     schema = pa.schema([*table.schema, *settings.facts.items()], table.schema.metadata)
     make_writer = getattr(img2dataset.writer, f"{_WRITERS[settings.output_format]}SampleWriter")
-    writer = make_writer(task.number, str(work), True, OOM_SHARD_COUNT, schema, "jpg")
+    writer = make_writer(task.number, str(work), True, OOM_SHARD_COUNT, schema, settings.resizer.encode_format)
     statuses, messages = Counter(), Counter()
     for number in range(len(rows)):
         meta, image = (unrecorded[number], None) if number in unrecorded else journal.read(number)

@@ -1,4 +1,5 @@
-"""Laws: small JPEG files untouched; everything else as training sees it, shrunk, never enlarged or padded."""
+"""Laws: small JPEG files untouched; everything else as training sees it, shrunk, never enlarged or padded; by the flags
+of img2dataset's names what its own Resizer makes."""
 
 import io
 import time
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ppldm.data.images import FORMATS, decode_pixels, image_size
-from ppldm.prepare.convert.reencode import Resizer
+from ppldm.prepare.convert.reencode import RESIZE_MODES, Resizer
 from ppldm.prepare.download.failures import classify
 from ppldm.utils.errors import ConfigError, RowError
 
@@ -117,7 +118,77 @@ def test_a_bomb_is_known_from_its_header():
     assert time.process_time() - started < 1  # decoding it would take minutes and 12 GB
 
 
-@pytest.mark.parametrize("options", [{"image_size": -1}, {"encode_quality": 101}])
+MODES = {
+    "resize_mode": st.sampled_from(RESIZE_MODES),
+    "resize_only_if_bigger": st.booleans(),
+    "image_size": st.integers(8, 80),
+    "upscale_interpolation": st.sampled_from(["lanczos", "cubic", "nearest"]),
+    "skip_reencode": st.booleans(),
+    "encode_format": st.sampled_from(["jpg", "png"]),
+    "min_image_size": st.sampled_from([0, 20]),
+    "max_aspect_ratio": st.sampled_from([float("inf"), 2.0]),
+}
+
+
+@settings(deadline=None, max_examples=100)
+@given(width=st.integers(1, 160), height=st.integers(1, 160), options=st.fixed_dictionaries(MODES))
+def test_each_mode_makes_the_sides_that_its_name_says(width, height, options):
+    options = options | {"min_image_size": 0, "max_aspect_ratio": float("inf"), "encode_quality": 9}
+    encoded, new_width, new_height, *original, _ = fit(web.encode(web.picture(0, (width, height)), "PNG"), **options)
+    assert original == [width, height] and Image.open(io.BytesIO(encoded)).size == (new_width, new_height)
+    mode, size = options["resize_mode"], options["image_size"]
+    side = (max if mode in ("border", "keep_ratio_largest") else min)(width, height)
+    if mode == "no" or (side <= size and options["resize_only_if_bigger"]):
+        assert (new_width, new_height) == (width, height)
+    elif mode in ("border", "center_crop"):
+        assert (new_width, new_height) == (size, size)
+    else:
+        assert (min if mode == "keep_ratio" else max)(new_width, new_height) == size
+        assert abs(new_width - max(1, width * size / side)) < 1 and abs(new_height - max(1, height * size / side)) < 1
+
+
+@pytest.mark.needs("resizer")
+@settings(deadline=None, max_examples=200)
+@given(
+    width=st.integers(1, 160), height=st.integers(1, 160), seed=st.integers(0, 99),
+    mode=st.sampled_from(["RGB", "L", "RGBA"]), options=st.fixed_dictionaries(MODES),
+    shrunk=st.sampled_from(["area", "linear", "lanczos4"]),
+)  # fmt: skip
+def test_pictures_are_those_of_img2dataset(width, height, seed, mode, options, shrunk):
+    import albumentations
+    from img2dataset import resizer
+
+    resizer.A = albumentations  # which other tests have imported it without
+    options = options | {"downscale_interpolation": shrunk, "encode_quality": 9}
+    channels = {"RGB": (3,), "L": (), "RGBA": (4,)}[mode]
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, *channels), np.uint8)
+    image = web.encode(Image.fromarray(pixels, mode), "PNG")
+    theirs, *sizes, problem = resizer.Resizer(**options)(io.BytesIO(image))
+    ours, *own_sizes, own_problem = fit(image, **options)
+    assert sizes == own_sizes and (problem is None) == (own_problem is None)
+    if problem is None and options["encode_format"] == "png":
+        found, expected = decode_pixels(ours).astype(int), decode_pixels(theirs)
+        assert np.abs(found - expected).max() <= (mode == "RGBA")  # white is laid under by another rounding
+        assert (theirs == image) == (ours == image)
+
+
+@pytest.mark.parametrize("image_format, name", [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")])
+def test_files_of_the_format_stay_unless_they_are_to_be_encoded(image_format, name):
+    image = web.encode(web.picture(0, (40, 30)), image_format)
+    options = {"encode_format": name, "encode_quality": 9}
+    assert fit(image, **options)[0] == image
+    encoded = fit(image, **options, skip_reencode=False)[0]
+    assert encoded != image and Image.open(io.BytesIO(encoded)).format == image_format
+    assert Image.open(io.BytesIO(fit(image, encode_format="webp" if name == "png" else "png", encode_quality=9)[0]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"image_size": -1}, {"encode_quality": 101}, {"encode_quality": 10, "encode_format": "png"},
+        {"resize_mode": "crop"}, {"downscale_interpolation": "best"}, {"encode_format": "gif"},
+    ],
+)  # fmt: skip
 def test_bad_settings_are_refused(options):
     with pytest.raises(ConfigError, match="--" + next(iter(options)).replace("_", "-")):
         Resizer(**options)
