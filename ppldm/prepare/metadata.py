@@ -1,11 +1,12 @@
-"""Metadata tables as they lie on disk: parquet files of one schema, in the order of their numbers; and their columns,
+"""Metadata tables as they lie on disk: files of one schema, in the order of their numbers; and their columns,
 of which LAION's releases have several names for the same thing."""
 
 import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ..utils.errors import ConfigError, DataError
@@ -13,7 +14,8 @@ from ..utils.files import RemotePath, is_address, local_path
 from ..utils.processes.workers import map_in_threads
 from ..utils.store.cache import input_path
 from ..utils.text import one_line
-from .place import AddressPath, Hadoop, address_of, natural_key, parquet_source
+from .place import AddressPath, Hadoop, address_of, parquet_source
+from .tables import FORMATS, WITH_COLUMNS, as_parquet, find_tables
 
 # Of each column of the published LAION2B-en and LAION-Art tables: its other names, the likeliest first.
 ALIASES = {
@@ -80,13 +82,15 @@ def _same_thing(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Table:
-    """A parquet file. `schema`: the name and type of each column, as text. `number`: of a part to be downloaded."""
+    """A parquet file. `schema`: the name and type of each column, as text. `number`: of a part to be downloaded.
+    `source`: the file that was given, of which it was made where that is another."""
 
     path: Path | RemotePath
     rows: int
     bytes: int = 0
     schema: tuple[tuple[str, str], ...] = ()
     number: int = 0
+    source: Path | RemotePath | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,10 @@ class Tables:
         return [file.path for file in self.files]
 
     @property
+    def sources(self) -> list[Path | AddressPath]:
+        return [file.source for file in self.files]
+
+    @property
     def addresses(self) -> list[str]:
         return [f"file://{path}" if isinstance(path, Path) else str(path) for path in self.paths]
 
@@ -114,13 +122,13 @@ class Tables:
 
 
 def read_tables(inputs: Sequence[str], hadoop: Hadoop | None = None) -> Tables:
-    """The parquet files that `--input` names, folders meaning all of theirs; only footers are read, with `hadoop`
+    """The tables that `--input` names, folders meaning all of theirs; of parquet only footers are read, with `hadoop`
     through it. A column may have another name in each file (`Columns`). Raises ConfigError, DataError."""
     places = [AddressPath(address_of(name).rstrip("/"), hadoop) if hadoop else input_path(name) for name in inputs]
     paths = [path for place in places for path in _list_files(place)]
     if len(set(paths)) < len(paths):
         raise ConfigError(f"--input names {min(path for path in paths if paths.count(path) > 1)} twice; name it once")
-    files = tuple(map_in_threads(read_footer, paths, "reading footers"))
+    files = tuple(map_in_threads(partial(read_table, kinds=WITH_COLUMNS), paths, "reading footers"))
     first, spellings, mixed = files[0], defaultdict(set), None
     for file in files[1:]:
         if set(file.schema) != set(first.schema):
@@ -162,16 +170,9 @@ def _list_files(named: Path | AddressPath) -> list[Path | AddressPath]:
         return [path]
     if not path.is_dir():
         raise ConfigError(f"--input {named} is not there; name parquet files, or folders of them")
-    pattern = "[!._]*.parquet"
-    if isinstance(path, AddressPath):
-        found = [entry.path for entry in path.list(pattern) if not entry.is_dir]
-    else:
-        found = [file for file in path.glob(pattern) if file.is_file()]
-    if not found:
-        raise ConfigError(
-            f"no *.parquet files in --input {named} (subfolders are not searched); name the folder of them"
-        )
-    return sorted(found, key=natural_key)
+    if found := find_tables(path):
+        return found
+    raise ConfigError(f"no *.parquet files in --input {named} (subfolders are not searched); name the folder of them")
 
 
 def open_parquet(path: Path | RemotePath):
@@ -184,6 +185,11 @@ def open_parquet(path: Path | RemotePath):
     except (pa.ArrowException, OSError) as error:
         why = one_line(str(error), 200)
         raise DataError(f"{path} is not a parquet file, or is damaged ({why}); get it again") from error
+
+
+def read_table(path: Path | RemotePath, number: int = 0, kinds: Sequence[str] = FORMATS) -> Table:
+    """A table of one of `kinds`. Raises DataError, ConfigError, OutputError."""
+    return replace(read_footer(as_parquet(path, kinds), number), source=path)
 
 
 def read_footer(path: Path | RemotePath, number: int = 0) -> Table:

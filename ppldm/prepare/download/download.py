@@ -1,4 +1,4 @@
-"""`ppldm download`: the pictures of parquet metadata, fetched under bounds and written by img2dataset's writers.
+"""`ppldm download`: the pictures of tables of URLs, fetched under bounds and written by img2dataset's writers.
 
 Before the first shard a sample of the URLs is fetched: where the network fails, the command stops, says what to mend,
 and nothing is marked complete. See `shard` and `part` for what holds of the result.
@@ -44,7 +44,7 @@ _SHARDS_PER_JOB = 1000  # rows wait in files for their shard, a few MB each
 
 
 def download(
-    metadata: str,  # parquet file, or folder of part_1.parquet, ...; for Spark also an address such as hdfs://name/x
+    metadata: str,  # parquet, csv, tsv, json, jsonl or txt, or folder of part_1.parquet, ...; for Spark also an address
     out: Annotated[str, {"opt": True, "required": True}],  # folder, or address, for OUT/part_1, ...; made if missing
     part_id: int = 0,  # the part to download; 0 means all
     image_size: int = 512,  # a longer short side is shrunk to it, in pixels; 0 means never
@@ -75,6 +75,7 @@ def download(
     url_col: str = "",  # column of the URL; by default URL, or a known other name of it
     caption_col: str = "",  # column of the caption; by default TEXT, or a known other name of it
     save_additional_columns: str = "",  # columns kept, as a,b or JSON; by default LAION's: similarity, hash, ...
+    input_format: str = "",  # of a folder's tables: csv, jsonl.gz, txt, …; by default parquet, else csv, tsv or jsonl
     verify_hash: str = "",  # COLUMN or COLUMN,md5 (sha256, sha512): only files that have this hash are kept
     compute_hash: str = "sha256",  # md5, sha256 or sha512 of each file as it came, in a column of that name; or none
     user_agent_token: str = "",  # your name for sites that allow or forbid by name (X-Robots-Tag: NAME: noai)
@@ -172,7 +173,7 @@ def _make_settings(flags: SimpleNamespace, columns: tuple[str, ...]) -> ShardSet
 def _find_columns(metadata: Path | RemotePath, flags: SimpleNamespace) -> tuple[list[tuple], tuple[str, ...]]:
     """Each part and its columns, and those kept, by the first part's names. Raises ConfigError where parts differ."""
     found, kept = [], ()
-    for part in find_parts(metadata, flags.part_id):
+    for part in find_parts(metadata, flags.part_id, flags.input_format):
         named = map(_words, (flags.save_additional_columns, flags.verify_hash))
         own = find_columns(part.path, flags.url_col, flags.caption_col, *named)
         kept = kept if found else tuple(own.kept)

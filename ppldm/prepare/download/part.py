@@ -25,8 +25,9 @@ from ...utils.errors import ConfigError, DataError
 from ...utils.files import RemotePath, make_output_dir, read_json, remove_path, write_json
 from ...utils.finished import JobFolder
 from ...utils.log import get_logger
-from ..metadata import Columns, Table, open_parquet, read_footer
-from ..place import fingerprint_of, natural_key
+from ..metadata import Columns, Table, open_parquet, read_table
+from ..place import fingerprint_of
+from ..tables import find_tables
 from . import shard
 from .failures import CLASSES_VERSION, classify
 from .shard import ShardSettings, ShardTask
@@ -90,7 +91,7 @@ class PartDownload:
     @cached_property
     def plan(self) -> tuple[dict, dict]:
         """(what the shards depend on, fingerprint of the metadata)."""
-        settings, path = self.settings, self.part.path
+        settings, path = self.settings, self.part.source
         plan = {
             "metadata": path.name,
             "rows": self.part.rows,
@@ -220,29 +221,27 @@ def find_removed(metadata, out, downloads: Collection[PartDownload], redo: bool)
     return removed
 
 
-def find_parts(metadata: Path | RemotePath, part_id: int) -> list[Table]:
-    """The parquet files of a folder, or the one file, by the number at the end of their names, else their order; with
-    part_id, only that one. Raises ConfigError, DataError."""
+def find_parts(metadata: Path | RemotePath, part_id: int, kind: str = "") -> list[Table]:
+    """The tables of a folder, of one `kind` where it is named, or the one file, by the number at the end of their
+    names, else their order; with part_id, only that one. Raises ConfigError, DataError."""
     if not metadata.exists():
-        raise ConfigError(f"{metadata} does not exist; name a parquet file, or a folder of part_1.parquet, ...")
-    paths = sorted(metadata.glob("[!._]*.parquet"), key=natural_key) if metadata.is_dir() else [metadata]
+        raise ConfigError(f"{metadata} does not exist; name a file, or a folder of part_1.parquet, ...")
+    paths = find_tables(metadata, *([[kind]] if kind else [])) if metadata.is_dir() else [metadata]
     if not paths:
         raise ConfigError(
-            f"no parquet files in {metadata}; it should hold part_1.parquet, ... as `ppldm filter` writes"
+            f"no {kind or 'parquet'} files in {metadata}; it should hold part_1.parquet, ... as `ppldm filter` writes"
         )
-    names = [found for path in paths if (found := re.fullmatch(r".*_(\d+)", path.stem))]
-    numbers = [int(found.group(1)) for found in names]
-    if len(names) < len(paths):
-        numbers = list(range(1, len(paths) + 1))
+    found = [re.search(r"_(\d+)\.\w+(\.gz)?$", path.name) for path in paths]
+    numbers = [int(one[1]) for one in found] if all(found) else list(range(1, len(paths) + 1))
     if len(set(numbers)) < len(numbers):
-        raise ConfigError(f"two parquet files in {metadata} have one number; name them part_1.parquet, part_2.parquet")
+        raise ConfigError(f"two files in {metadata} have one number; name them part_1.parquet, part_2.parquet")
     named = dict(sorted(zip(numbers, paths, strict=True)))
     if part_id:
         if part_id not in named:
             has = f"{len(named)} part(s), {min(named)} to {max(named)}"
             raise ConfigError(f"--part-id {part_id} is not in {metadata}, which has {has}; 0 means all")
         named = {part_id: named[part_id]}
-    return [read_footer(path, number) for number, path in named.items()]
+    return [read_table(path, number) for number, path in named.items()]
 
 
 def _read_batches(path: Path | RemotePath, **options) -> Iterator[pa.RecordBatch]:

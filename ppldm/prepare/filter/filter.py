@@ -63,7 +63,7 @@ _STATISTICS = (
 
 
 def filter(
-    input: _Tables,  # parquet files, or folders of *.parquet; for Spark, addresses too
+    input: _Tables,  # parquet, csv, tsv, jsonl or json files, or folders of them; for Spark, addresses of parquet too
     output: str = None,  # new folder for part_1.parquet, ...; for Spark, an address such as hdfs://name/folder too
     preset: str = None,  # conditions of a published recipe: laion2b-en or laion-art. Flags below replace its bounds
     where: str = None,  # a further condition, such as 'pwatermark <= 0.8 and not (TEXT in ("", "untitled"))'; or @FILE
@@ -114,7 +114,7 @@ def filter(
         elif not output:
             raise ConfigError("--output is missing; name a new folder for the filtered tables")
         else:
-            if warning := find_withdrawn(plan.tables.paths, plan.tables.columns.kinds):
+            if warning := find_withdrawn(plan.tables.sources, plan.tables.columns.kinds):
                 get_logger().warning("%s", warning)
             manifest = filter_tables(plan, path_of(output, spark), engine, memory_gb, master, redo)
     print_report(manifest, describe, json)
@@ -220,7 +220,7 @@ def describe_plan(plan: Plan) -> dict:
         "columns_found": found,
         "columns_missing": missing,
         "input": hide_all(list(plan.tables.names)),
-        "inputs": [{"path": hide(str(one.path)), "rows": one.rows, "bytes": one.bytes} for one in plan.tables.files],
+        "inputs": [{"path": hide(str(one.source)), "rows": one.rows, "bytes": one.bytes} for one in plan.tables.files],
     }
 
 
@@ -257,7 +257,7 @@ def filter_tables(
     OutputError as `find_result`, DataError, EnvironmentProblem."""
     start, found = time.monotonic(), find_result(plan, output, redo)
     wanted, earlier = describe_plan(plan), (found or {}).get("fingerprint")
-    fingerprint = fingerprint_of(plan.tables.paths, earlier)
+    fingerprint = fingerprint_of(plan.tables.sources, earlier)
     content = {"content": fingerprint["content"]}
     if found:
         changes = _find_changes(found, wanted)
