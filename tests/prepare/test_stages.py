@@ -394,7 +394,7 @@ def test_a_download_of_an_older_version_is_taken_for_todays(tmp_path, caplog):
     old = {"metadata": "part_1.parquet", "rows": 4, "output_format": "files", "number_sample_per_shard": 2}
     old |= {"image_size": 64, "encode_quality": 95, "columns": []}
     plan_path.write_text(json.dumps(old))
-    download_parts(parts_of(tmp_path), tmp_path / "out", None, 0, True)
+    download_parts(parts_of(tmp_path), tmp_path / "out", None, 0, True, lambda task: None)
     assert caplog.text.count("taken for today's") == 1 and "input" in json.loads(plan_path.read_text())
     metadata_of(tmp_path / "metadata", [5, 6, 7, 8])
     with pytest.raises(ConfigError, match="other content"):

@@ -8,11 +8,14 @@ journal is of that machine and ends with the try: what was fetched for a shard t
 """
 
 import multiprocessing
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
+from json import loads
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,27 +23,26 @@ from typing import Annotated
 
 from ...utils.errors import ConfigError, DataError, EnvironmentProblem, OutputError, PpldmError
 from ...utils.files import RemotePath, count_free_bytes, make_output_dir, remove_dir, write_json
-from ...utils.log import following, get_logger
-from ...utils.machine.spark import DRIVER_MEMORY_GB, run_tasks, spark_session, spark_session_if
+from ...utils.log import following, get_logger, progress
+from ...utils.machine.spark import DRIVER_MEMORY_GB, attempt, run_tasks, spark_session, spark_session_if
 from ...utils.processes.workers import map_with_deadline
-from ...utils.text import print_report
+from ...utils.text import one_line, print_report
 from ..block_list import BlockLists, read_block_list
 from ..convert.reencode import Resizer
 from ..place import AddressPath, is_address, is_remote, local_folder, path_of, put_files, reaching
 from . import failures, shard
 from .failures import TEMPORARY
-from .fetch import FetchSettings
+from .fetch import FetchSettings, require
 from .part import PartDownload, find_columns, find_parts, find_removed, sample_urls
 from .shard import ShardSettings, ShardTask
 
-DISTRIBUTORS = ("multiprocessing", "pyspark")
+DISTRIBUTORS = ("multiprocessing", "pyspark", "ray")
 _KILL_GRACE_SECONDS = 120
 _MAX_TRIES = 21  # of a shard, each after another picture was found that ends its process
 _PREFLIGHT_URL_SECONDS, _PREFLIGHT_SECONDS = 20, 300
 _MIN_PREFLIGHT_URLS, _MAX_SAMPLED_PARTS = 20, 16
 _MIN_FREE_BYTES = 2**30  # below this, no more shards are begun
 _SPARE = 1.1
-_SHARDS_PER_JOB = 1000  # rows wait in files for their shard, a few MB each
 
 
 def download(
@@ -56,8 +58,9 @@ def download(
     encode_quality: int = 95,  # of pictures that are encoded anew, 1 to 100; of png the compression, 0 to 9
     skip_reencode: bool = True,  # by default, files of --encode-format that need no resizing stay as they are
     output_format: str = "files",  # files, webdataset or parquet
-    distributor: str = "multiprocessing",  # multiprocessing (this machine) or pyspark (a cluster)
-    master: str = "",  # address of the Spark cluster, with --distributor pyspark; empty means this machine
+    distributor: str = "multiprocessing",  # multiprocessing (this machine), pyspark or ray (a cluster)
+    master: str = "",  # address of the cluster of Spark or Ray; empty means this machine
+    subjob_size: int = 1000,  # shards of one Spark job; their rows wait in files, a few MB each
     processes_count: int = 16,  # shards downloaded at once
     thread_count: int = 64,  # URLs fetched at once for each shard
     number_sample_per_shard: int = 10000,  # rows of one shard
@@ -72,16 +75,18 @@ def download(
     min_image_size: int = 0,  # pictures with a shorter short side, in pixels, are left out
     max_image_area: float = inf,  # pictures of more pixels are left out, before they are decoded
     max_aspect_ratio: float = inf,  # pictures whose long side is more than this times the short one are left out
+    input_format: str = "",  # of a folder's tables: csv, jsonl.gz, txt, …; by default parquet, else csv, tsv or jsonl
     url_col: str = "",  # column of the URL; by default URL, or a known other name of it
     caption_col: str = "",  # column of the caption; by default TEXT, or a known other name of it
     save_additional_columns: str = "",  # columns kept, as a,b or JSON; by default LAION's: similarity, hash, ...
-    input_format: str = "",  # of a folder's tables: csv, jsonl.gz, txt, …; by default parquet, else csv, tsv or jsonl
     verify_hash: str = "",  # COLUMN or COLUMN,md5 (sha256, sha512): only files that have this hash are kept
     compute_hash: str = "sha256",  # md5, sha256 or sha512 of each file as it came, in a column of that name; or none
     user_agent_token: str = "",  # your name for sites that allow or forbid by name (X-Robots-Tag: NAME: noai)
     disallowed_header_directives: str = "noai,noimageai,noindex,noimageindex,noml",  # X-Robots-Tag that forbid; or none
     ignore_ssl_certificate: bool = False,  # fetch over TLS whoever answers; for sites whose certificates have expired
     preflight: int = 500,  # URLs fetched first, to see that the network is sound; 0 means none
+    enable_wandb: bool = False,  # send the counts of each shard to Weights & Biases; needs wandb
+    wandb_project: str = "img2dataset",  # its project there
     retry_failed: bool = False,  # try failed rows of finished shards again, into new shards
     only: str = ",".join(TEMPORARY),  # with --retry-failed: the classes of failure to try again
     ignore_disk_space: bool = False,  # go on where the sample says that the disk is too small
@@ -105,16 +110,18 @@ def run_download(flags: SimpleNamespace) -> dict:
         raise ConfigError(f"--preflight is {flags.preflight}; it must be 0 or more")
     if flags.distributor not in DISTRIBUTORS:
         raise ConfigError(f"--distributor {flags.distributor!r} is unknown; use {' or '.join(DISTRIBUTORS)}")
-    on_spark = flags.distributor == "pyspark"
-    if flags.master and not on_spark:
-        raise ConfigError("--master is only for --distributor pyspark; omit it")
-    if flags.processes_count < 1:
-        raise ConfigError(f"--processes-count is {flags.processes_count}; it must be at least 1")
+    on_spark, on_ray = flags.distributor == "pyspark", flags.distributor == "ray"
+    if flags.master and not (on_spark or on_ray):
+        raise ConfigError("--master is only for --distributor pyspark or ray; omit it")
+    require("processes-count", flags.processes_count, 1)
+    require("subjob-size", flags.subjob_size, 1)
     names = flags.metadata, flags.out
     if not on_spark and (address := next(filter(is_remote, names), None)):
         raise ConfigError(f"{address} is an address, which needs --distributor pyspark; add it, or name a folder")
     master = flags.master or f"local[{flags.processes_count}]"  # unless spark-submit says where
-    download = partial(_run_on_spark, master) if on_spark else partial(_run_here, flags.processes_count)
+    download = partial(_run_here, flags.processes_count)
+    if on_spark or on_ray:
+        download = partial(_run_on_spark, master, flags.subjob_size) if on_spark else partial(_run_on_ray, flags)
     with spark_session_if(on_spark and any(map(is_address, names)), master, DRIVER_MEMORY_GB) as spark:
         return _download_to(*(path_of(name, spark) for name in names), flags, download)  # type: ignore[call-arg]
 
@@ -136,7 +143,8 @@ def _download_to(metadata: Path | RemotePath, out: Path | RemotePath, flags: Sim
         for folder in removed:
             get_logger().info("removing %s: the metadata has no such part", folder)
             remove_dir(folder)
-        download_parts(parts, out, download, flags.preflight, flags.ignore_disk_space)
+        with _tracking(flags) as tell:
+            download_parts(parts, out, download, flags.preflight, flags.ignore_disk_space, tell)
     report = failures.merge_reports([part.report() for part in parts])
 
     def describe_plan(report: dict) -> str:
@@ -228,7 +236,9 @@ def _add_one(counter) -> None:
         counter.value += 1
 
 
-def _run_on_spark(master: str, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> Iterator[tuple]:
+def _run_on_spark(
+    master: str, num_at_once: int, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int
+) -> Iterator[tuple]:
     """As `_run_here`, on Spark, which tells of no pictures."""
     download = partial(shard.download_shard, settings=part.settings)
     if isinstance(part.folder, AddressPath):
@@ -239,15 +249,86 @@ def _run_on_spark(master: str, part: PartDownload, tasks: Iterator[ShardTask], n
                 "Spark may take executors away in the middle of a download (spark.dynamicAllocation.enabled): it "
                 "would stop early or never end; set that to false"
             )
-        while batch := list(islice(tasks, _SHARDS_PER_JOB)):
+        while batch := list(islice(tasks, num_at_once)):
             done = run_tasks(spark, part.folder.name, batch, download, is_lenient=True)
             yield from ((task, result, ()) for task, result in done)
 
 
+def _run_on_ray(flags, part: PartDownload, tasks: Iterator[ShardTask], num_rows: int) -> Iterator[tuple]:
+    """As `_run_on_spark`, on Ray: a shard for each of its processors at a time."""
+    try:
+        import ray
+    except ImportError as error:
+        raise EnvironmentProblem(f"ray cannot be imported ({error}); pip install ray") from error
+    here = {} if flags.master else {"num_cpus": flags.processes_count, "include_dashboard": False}
+    ray.init(flags.master or "local", log_to_driver=False, **here)
+    try:
+        fetch, running = ray.remote(max_retries=0)(attempt), {}
+        work, at_once = partial(shard.download_shard, settings=part.settings), int(ray.cluster_resources()["CPU"])
+        with progress(total=num_rows, desc=part.folder.name, unit="url") as bar:
+            while True:
+                running |= {fetch.remote(work, task): task for task in islice(tasks, at_once - len(running))}
+                if not running:
+                    return
+                [done], _ = ray.wait([*running])
+                task = running.pop(done)
+                try:
+                    result = ray.get(done)
+                except ray.exceptions.RayError as error:
+                    result = DataError(f"Ray lost it: {one_line(str(error), 300)}")
+                bar.update(task.num_rows)
+                yield task, result, ()
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _tracking(flags: SimpleNamespace) -> Iterator[Callable[[ShardTask], None]]:
+    """What is called for each shard that is finished: with `--enable-wandb`, img2dataset's own loggers send its counts,
+    and those of all so far, to a run of Weights & Biases; WANDB_MODE and the like are heeded."""
+    if not flags.enable_wandb or flags.dry_run:
+        yield lambda task: None
+        return
+    try:
+        import wandb  # before img2dataset, which then has it
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"--enable-wandb needs wandb, which cannot be imported ({error}); pip install 'wandb>=0.17,<1'"
+        ) from error
+    logger = shard.import_img2dataset().logger
+    total, table = logger.SpeedLogger("total", enable_wandb=True), logger.StatusTableLogger(enable_wandb=True)
+    statuses = logger.CappedCounter()
+
+    def tell(task: ShardTask) -> None:
+        stats = loads(shard.stats_path(task.part_folder, task.number).read_text(encoding="utf-8"))
+        counts = [stats[name] for name in ("count", "successes", "failed_to_download", "failed_to_resize")]
+        statuses.update(logger.CappedCounter.load(stats["status_dict"]))
+        with redirect_stdout(sys.stderr):
+            for speed in (logger.SpeedLogger("worker", enable_wandb=True), total):
+                speed(*counts, stats["start_time"], stats["end_time"])
+        table(statuses, total.count)
+
+    try:
+        run = wandb.init(project=flags.wandb_project, config=vars(flags))
+    except wandb.Error as error:
+        raise EnvironmentProblem(f"wandb: {one_line(str(error), 300)}; `wandb login`, or WANDB_MODE=offline") from error
+    try:
+        yield tell
+    finally:
+        table.sync()
+        run.finish()
+
+
 def download_parts(
-    parts: Sequence[PartDownload], out, download: Callable, num_sampled: int, ignore_disk_space: bool
+    parts: Sequence[PartDownload],
+    out,
+    download: Callable,
+    num_sampled: int,
+    ignore_disk_space: bool,
+    tell: Callable[[ShardTask], None],
 ) -> None:
-    """Download what is not done, by `_run_here` or `_run_on_spark`. Raises PpldmError where that makes no sense."""
+    """Download what is not done, by `_run_here` or its likes; `tell` is called with each finished shard. Raises
+    PpldmError where that makes no sense."""
     todo = [part for part in parts if part.count_rows()]
     for part in parts:
         if part not in todo and part.job.is_new(*part.plan):
@@ -273,7 +354,7 @@ def download_parts(
         with part.claimed():
             tasks, num_rows, known = begin(part), part.count_rows(), -1
             for _ in range(_MAX_TRIES):
-                failed, num_blamed = _try_shards(download(part, tasks, num_rows))
+                failed, num_blamed = _try_shards(download(part, tasks, num_rows), tell)
                 # Whoever finds no other picture to blame than the try before has no more to try.
                 if not failed or num_blamed == known:
                     break
@@ -284,7 +365,7 @@ def download_parts(
         get_logger().info("%s: %s", part.folder, failures.describe_rows(report))
 
 
-def _try_shards(results: Iterable[tuple]) -> tuple[list[ShardTask], int]:
+def _try_shards(results: Iterable[tuple], tell: Callable) -> tuple[list[ShardTask], int]:
     """The tasks left, and how many pictures ended their processes. Raises PpldmError where none can be finished."""
     failed, num_blamed = [], 0
     for task, result, urls in results:
@@ -296,6 +377,8 @@ def _try_shards(results: Iterable[tuple]) -> tuple[list[ShardTask], int]:
             told = f"{result}; left out from now on: {listed}" if urls else result
             get_logger().warning("shard %d of %s: %s", task.number, task.part_folder, told)
             failed.append(task)
+        else:
+            tell(task)
     return failed, num_blamed
 
 

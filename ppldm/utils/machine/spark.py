@@ -132,14 +132,14 @@ def run_tasks(spark, name: str, asked: Sequence, act: Callable, is_lenient: bool
     """(each of `asked`, what `act` makes of it in a task of its own). Raises the first error at the end; if lenient,
     an error of ours is a result."""
     with following_tasks(spark, name, len(asked), num_stages=1):
-        found = spark.sparkContext.parallelize(asked, len(asked)).map(partial(_attempt, act)).collect()
+        found = spark.sparkContext.parallelize(asked, len(asked)).map(partial(attempt, act)).collect()
     for one in found:
         if isinstance(one, PpldmError) and not is_lenient:
             raise one
     return zip(asked, found, strict=True)
 
 
-def _attempt(act: Callable, *arguments):
+def attempt(act: Callable, *arguments):
     """What `act` gives, or its error for the driver: Spark would wrap it in two pages of Java."""
     try:
         return act(*arguments)

@@ -1,6 +1,7 @@
 """Laws: every row has its picture or a reason; a shard is finished or absent; retries touch nothing that is good; a
 broken network stops the command before anything is marked complete."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from downloads import SETTINGS, read_images, read_rows, write_metadata
 
 from ppldm.prepare.download.download import download
 from ppldm.prepare.download.failures import classify
-from ppldm.utils.errors import ConfigError, OutputError
+from ppldm.utils.errors import ConfigError, EnvironmentProblem, OutputError
 
 ROOT = Path(__file__).resolve().parents[3]
 # What the server does not decide, by URL.
@@ -101,6 +102,74 @@ def test_a_list_from_the_web_reaches_no_private_host_unless_asked(server, tmp_pa
     settings = {name: value for name, value in SETTINGS.items() if name != "refuse_private"}
     assert download(metadata, tmp_path / "out", **settings)["failed"] == {"private": 10} and not server.hits
     assert download(metadata, tmp_path / "all", **settings, refuse_private=False)["success"] == 10
+
+
+@pytest.mark.parametrize("kind", ["csv.gz", "tsv", "json", "jsonl", "txt"])
+def test_tables_of_text_are_downloaded_as_parquet_is(server, tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("PPLDM_CACHE_DIR", str(tmp_path / "cache"))
+    urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]
+    captions = [None if kind == "txt" else f"caption {number}" for number in range(71)]
+    rows = [{"URL": url, "hash": number, "TEXT": captions[number]} for number, url in enumerate(urls)]
+    mark = "\t" if kind == "tsv" else ","
+    delimited = [mark.join(rows[0]), *(mark.join(map(str, row.values())) for row in rows)]
+    lines = {"json": [json.dumps(rows)], "jsonl": map(json.dumps, rows), "txt": urls}.get(kind, delimited)
+    text = "".join(f"{line}\n" for line in lines).encode()
+    (tmp_path / f"part_3.{kind}").write_bytes(gzip.compress(text) if kind.endswith(".gz") else text)
+    for _ in range(2):  # the second time nothing is left to fetch
+        found = run(tmp_path / f"part_3.{kind}", tmp_path / "out")
+        assert found.returncode == 0, found.stderr
+        report = json.loads(found.stdout)
+        assert (report["rows"], report["success"], report["failed"]) == (71, 70, {"4xx": 1})
+        assert sum(server.hits.values()) == 71
+    kept = read_rows(tmp_path / "out/part_3")
+    assert [row["url"] for row in kept] == urls and [row["caption"] for row in kept] == captions
+    assert kind == "txt" or [row["hash"] for row in kept] == list(range(71))
+    changed = text.replace(b"good/3.jpg", b"good/4.jpg")
+    (tmp_path / f"part_3.{kind}").write_bytes(gzip.compress(changed) if kind.endswith(".gz") else changed)
+    assert run(tmp_path / f"part_3.{kind}", tmp_path / "out").returncode == 2  # other content under the same name
+
+
+@pytest.mark.needs("wandb")
+def test_wandb_gets_the_counts_of_each_shard(server, tmp_path, monkeypatch):
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]
+    metadata = write_metadata(tmp_path / "part_1.parquet", urls)
+    told = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": str(tmp_path)}
+    done = run(metadata, tmp_path / "out", told, enable_wandb=True, wandb_project="mine", processes_count=1)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["success"] == 70  # and nothing else goes to stdout
+    store, found, projects = DataStore(), {}, []
+    [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        record = Record()
+        record.ParseFromString(data)
+        projects += [record.run.project] if record.HasField("run") else []
+        for item in record.history.item:
+            found.setdefault(item.key or "/".join(item.nested_key), []).append(json.loads(item.value_json))
+    assert projects[0] == "mine" and found["worker/count"] == [50, 21] and found["total/count"] == [50, 71]
+    assert found["total/success"][-1] == pytest.approx(70 / 71)
+    assert found["total/failed_to_download"][-1] == pytest.approx(1 / 71)
+    assert any(name.startswith("status") for name in found)
+
+
+def test_without_wandb_its_flag_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    metadata = write_metadata(tmp_path / "part_1.parquet", ["http://a.test/1.jpg"])
+    with pytest.raises(EnvironmentProblem, match="--enable-wandb needs wandb, .*pip install"):
+        download(metadata, tmp_path / "out", **SETTINGS, enable_wandb=True)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.needs("ray")
+def test_ray_does_the_same(server, tmp_path, capsys):
+    urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]
+    metadata = write_metadata(tmp_path / "part_1.parquet", urls)
+    report = download(metadata, tmp_path / "out", **SETTINGS, distributor="ray")
+    assert report["success"] == 70 and report["failed"] == {"4xx": 1} and report["shards"] == 2
+    assert len(read_images(tmp_path / "out/part_1", "files")) == 70
 
 
 @pytest.mark.turn("Spark does what one process does", 3)
