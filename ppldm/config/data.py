@@ -97,6 +97,12 @@ class RowOptions:
     "Leave out shapes whose long side is over this many short ones."
     bucket_upscale: bool = _bucket(False, opposite=("bucket_no_upscale",), identity=True)
     "Use rows too that must be enlarged for their shape, which are refused otherwise."
+    bucket_max_upscale: Annotated[float, Bounds(least=1)] | None = _bucket(
+        None, needs=Needs("--bucket_upscale", lambda given: given.bucket_upscale), identity=True
+    )
+    "How many times larger a row may become for its shape; others are left out as too small (default: any)."
+    bucket_random_ratio: Share = _bucket(0.0, also=("bucketeer_random_ratio",), identity=True)
+    "Share of the rows that get by chance any of the shapes that they may have, and not the best; once for all epochs."
     bucket_group_size: Rows | None = _bucket(None, part_of=True)
     """Rows of one shape that always come together; shapes with fewer rows are merged into others (default:
     --per_device_train_batch_size)."""
@@ -143,6 +149,11 @@ class RowOptions:
             raise ConfigError(
                 f"--latents {self.latents} is for crops that are known ahead, not for any place of a picture; add "
                 "--random_crop false, or --num_crops N as given to `ppldm precompute --crops N`"
+            )
+        if self.latents != "off" and (self.bucket_random_ratio or self.bucket_max_upscale):
+            raise ConfigError(
+                f"--latents {self.latents} is of each row's best shape; with --bucket_random_ratio or "
+                "--bucket_max_upscale, train on pictures"
             )
 
 

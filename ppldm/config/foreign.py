@@ -348,7 +348,11 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "precision": _precision,
     "prompts": lambda value, source: ([value], source.first("experiment.save_every", default=1000)),
     "rank": lambda value, _: (value, 1),
-    "ratios": lambda value, _: ("ratios", [str(ratio) for ratio in value], True, False),
+    "random ratio": lambda value, source: value if source.first("multi_aspect_ratio") else {},
+    "ratios": lambda value, source: (
+        *("ratios", [str(ratio) for ratio in value], True, False),
+        source.first("bucketeer_random_ratio", default=0.05),
+    ),
     "reporters": lambda *_: ["visualdl", "wandb"],
     "run folder": _folder("experiment.log_dir", "experiment.project", "experiment.name"),
     "schedule": _schedule,

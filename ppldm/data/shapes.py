@@ -4,7 +4,8 @@ A shape is (height, width) in pixels, of about `--resolution`² in all. A row ge
 resized until it covers the shape, a picture of W x H keeps min(W h, H w) / max(W h, H w) of its area in a shape of w x
 h; of equals it is the larger shape. A row is never enlarged for its shape, unless `enlarge`: then a shape that enlarges
 it counts only where no other keeps as much. The rows of a shape with fewer than a group, the rarest first, are assigned
-among the other shapes.
+among the other shapes. With `--bucket_random_ratio`, that share of the rows gets one of all shapes that it may have,
+each as likely as the others: by seed, part and place in it, so that a row has one shape in all epochs.
 """
 
 import re
@@ -20,6 +21,7 @@ import numpy as np
 from ..config.data import DataOptions
 from ..utils.errors import ConfigError
 from ..utils.files import atomic_write
+from ..utils.rng import Stream, make_rng
 from ..utils.text import count_of
 
 Shape = tuple[int, int]  # height, width
@@ -32,21 +34,28 @@ _RATIO_STEP, _STEP = 32, 64  # pixels: those of Stable Cascade's lists of ratios
 _BLOCK = 2048  # places
 _BLOCKS_AT_ONCE = 512  # that a look-up has in memory, a byte a place
 _COUNTED_AT_ONCE = 512 * _BLOCK  # places
+_ANY = 1e9  # times larger than any picture is made
+_DRAWN_AT_ONCE = 1 << 12  # rows, whose every shape is looked at
 _ROWS_AT_ONCE = 1 << 16  # assigned at a time: bounds memory, and stays in the processor's cache
 
 
 @dataclass(frozen=True)
 class ShapeRule:
     """What decides which shape a row gets. enlarge: whether rows may be smaller than each shape. group_size: a shape
-    with fewer rows is not used. crop_share: of a picture that `--crop_fraction` leaves; each shape cuts it further."""
+    with fewer rows is not used. crop_share: of a picture that `--crop_fraction` leaves; each shape cuts it further.
+    random_share: of the rows, whose shape is drawn at random by `seed`. max_upscale: by how much `enlarge` may."""
 
     shapes: tuple[Shape, ...]
     enlarge: bool = False
     group_size: int = 1
     crop_share: float = 1.0
+    random_share: float = 0.0
+    seed: int = 0
+    max_upscale: float = _ANY
 
-    def assign(self, widths: np.ndarray, heights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(code uint8 [n], kept share of the area float64 [n]) of rows by sides in pixels; NO_SHAPE and 0 for none."""
+    def assign(self, widths: np.ndarray, heights: np.ndarray, part: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """(code uint8 [n], kept share of the area float64 [n]) of rows by sides in pixels; NO_SHAPE and 0 for none.
+        `part`: the number of that of the rows, among all, by which random shapes are drawn."""
         codes, kept = np.full(len(widths), NO_SHAPE, np.uint8), np.zeros(len(widths))
         by_area = sorted(range(len(self.shapes)), key=lambda code: -self.shapes[code][0] * self.shapes[code][1])
         # Those that enlarge come last and the smallest of them first, so that they win only by what they keep.
@@ -59,10 +68,25 @@ class ShapeRule:
                 one, other = own_widths * height, own_heights * width
                 share = np.minimum(one, other) / np.maximum(np.maximum(one, other), 1)
                 better = share > kept[block]
-                if not enlarge:
-                    better &= (own_widths >= width) & (own_heights >= height)
+                limit = self.max_upscale if enlarge else 1
+                better &= (own_widths * limit >= width) & (own_heights * limit >= height)
                 codes[block][better], kept[block][better] = code, share[better]
+        if self.random_share:
+            draws = make_rng(self.seed, Stream.SHAPE, 0, part).random((len(codes), 2))
+            rows = np.flatnonzero((draws[:, 0] < self.random_share) & (codes != NO_SHAPE))
+            for start in range(0, len(rows), _DRAWN_AT_ONCE):
+                some = rows[start : start + _DRAWN_AT_ONCE]
+                sides = np.stack([heights[some], widths[some]], axis=1).astype(np.int64)
+                codes[some], kept[some] = self._draw(sides, draws[some, 1])
         return codes, kept
+
+    def _draw(self, sides: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `assign`, of rows that have a shape, by (height, width): any that each may have, by a number of [0, 1)."""
+        shapes = np.array(self.shapes)
+        may = np.all(sides[:, None] * (self.max_upscale if self.enlarge else 1) >= shapes, axis=2)
+        codes = np.argmax(np.cumsum(may, axis=1) > (draws * may.sum(axis=1)).astype(int)[:, None], axis=1)
+        across = sides * shapes[codes, ::-1]  # height x the shape's width, width x the shape's height
+        return codes, across.min(axis=1) / across.max(axis=1)
 
 
 @dataclass
@@ -136,7 +160,7 @@ class Tally:
             used.remove(rarest)
             merged[shapes[rarest]] = int(self.counts[rarest])
             moved = np.flatnonzero(self.codes[rows] == rarest)
-            others = replace(self.rule, shapes=tuple(shapes[code] for code in used))
+            others = replace(self.rule, shapes=tuple(shapes[code] for code in used), random_share=0.0)
             codes, kept = others.assign(widths[moved], heights[moved])
             self.counts[rarest] = self.kept[rarest] = 0
             self.add(rows[moved], np.append(np.array(used, np.uint8), [NO_SHAPE] * (256 - len(used)))[codes], kept)
@@ -233,13 +257,19 @@ def refusals(codes: np.ndarray, widths: np.ndarray, heights: np.ndarray) -> Coun
     return Counter({UNKNOWN_SIZE: unknown, TOO_SMALL: int((codes == NO_SHAPE).sum()) - unknown})
 
 
-def shape_rule(data: DataOptions, batch_size: int, shapes: Iterable[Shape] | None = None) -> ShapeRule | None:
+def shape_rule(
+    data: DataOptions, batch_size: int, shapes: Iterable[Shape] | None = None, seed: int = 0
+) -> ShapeRule | None:
     """What the settings ask for; None without buckets. batch_size: of a device, the default size of a group. shapes: in
-    place of the settings', and none of them too rare. Raises ConfigError."""
+    place of the settings', none of them too rare or given at random. seed: of those that are. Raises ConfigError."""
     if (made := make_shapes(data)) is None:
         return None
-    group_size = 1 if shapes is not None else group_size_of(data, batch_size)
-    return ShapeRule(tuple(made if shapes is None else shapes), data.bucket_upscale, group_size, data.crop_fraction**2)
+    usual = {"enlarge": data.bucket_upscale, "crop_share": data.crop_fraction**2}
+    usual["max_upscale"] = data.bucket_max_upscale or _ANY
+    if shapes is not None:
+        return ShapeRule(tuple(shapes), **usual)
+    group_size = group_size_of(data, batch_size)
+    return ShapeRule(tuple(made), group_size=group_size, random_share=data.bucket_random_ratio, seed=seed, **usual)
 
 
 def group_size_of(data: DataOptions, batch_size: int) -> int:

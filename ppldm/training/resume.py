@@ -22,7 +22,8 @@ from .optimizer import is_sharded, matrices_of, parameter_of
 # Settings that follow from others: where one of those differs too, it is the one to name.
 _FOLLOW = ("rows", "max_steps")
 # What every run was, before it could be otherwise and was recorded.
-_ONCE = {"buckets": None, "text_embeddings": None, "empty_caption": "embedding", "optimizer": "adamw"}
+_ONCE: dict = {"buckets": None, "text_embeddings": None, "empty_caption": "embedding", "optimizer": "adamw"}
+_ONCE |= {"bucket_random_ratio": 0.0, "bucket_max_upscale": None}
 _REMEDY = "resume with the flags the run was started with, or use another --output_dir"
 
 

@@ -76,7 +76,7 @@ def select_training_rows(
     `shapes`, by default the settings'; and a table of shapes, and of the other rows, in the log. Parts without an index
     are indexed first, over all cores. Raises DataError, OutputError."""
     num_workers = max(arguments.dataloader_num_workers, count_usable_cores() // world.size, 1)
-    rule = shape_rule(data_arguments, arguments.per_device_train_batch_size, shapes)
+    rule = shape_rule(data_arguments, arguments.per_device_train_batch_size, shapes, arguments.seed)
     where, min_side = read_where(data_arguments), 0 if rule else data_arguments.resolution
     selection = select_rows(sources, where, min_side, num_workers, rule)
     if selection.skipped or selection.buckets:

@@ -50,6 +50,7 @@ class Stream(IntEnum):
     PROMPT_WILDCARD = 60
     ROUTE = 61
     GUIDANCE = 70
+    SHAPE = 71
 
 
 class _NoSeed(np.random.bit_generator.ISeedSequence):

@@ -191,6 +191,7 @@ def test_the_identity_of_a_run_keeps_its_names():
         *("lora_rank", "lora_alpha", "lora_modules", "lora_components", "train_tokens", "ema_posthoc"),
         *("resolution", "crop_fraction", "random_crop", "random_flip", "num_crops", "interpolation"),
         *("max_skipped", "max_skipped_share", "smart_crop", "bucket_upscale"),
+        *("bucket_max_upscale", "bucket_random_ratio"),
         *("learning_rate", "unet_learning_rate", "text_encoder_learning_rate", "scale_lr", "lr_batch_size"),
         *("lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_cycles", "lr_end", "min_lr", "lr_steps", "power"),
         *("weight_decay", "decay_norms_and_biases", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),

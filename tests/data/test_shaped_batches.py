@@ -21,8 +21,8 @@ SHAPES = ((16, 16), (16, 32), (24, 16))  # height, width
 SIZES = [(20, 18), (40, 20), (20, 34), (34, 17), (18, 27), (16, 24)]  # width, height
 
 
-@pytest.fixture
-def shaped(tmp_path, make_image, make_dataset):
+@pytest.fixture(params=[0.0, 0.4], ids=["best", "random"])
+def shaped(request, tmp_path, make_image, make_dataset):
     """A data set of two lists of 30 and 20 rows, of which the last is smaller than any shape."""
 
     def make(weights=None, **settings):
@@ -37,7 +37,7 @@ def shaped(tmp_path, make_image, make_dataset):
         lines = [f"{name}.filelist" + (f" {weight}" if weights else "") for name, weight in named]
         write_filelist(tmp_path / "l.list", lines)
         sources = read_sources(tmp_path / "l.list")
-        selection = select_rows(sources, shapes=ShapeRule(SHAPES))
+        selection = select_rows(sources, shapes=ShapeRule(SHAPES, random_share=request.param, seed=7))
         return make_dataset(sources, selection=selection, **settings)
 
     return make

@@ -1,8 +1,9 @@
 import logging
 import pickle
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from itertools import combinations, product
 from math import isqrt
 
 import numpy as np
@@ -120,7 +121,7 @@ def kept_share(row, shape):
     return min(one, other) / max(one, other)
 
 
-def best_shape(row, shapes, enlarge):
+def best_shape(row, shapes, enlarge, limit=10**9):
     """The number of the shape that a row, (width, height), should get, by the words of the module."""
     if min(row) <= 0:
         return NO_SHAPE
@@ -130,8 +131,13 @@ def best_shape(row, shapes, enlarge):
         small, area = row[1] < shape[0] or row[0] < shape[1], shape[0] * shape[1]
         return (kept_share(row, shape), not small, area if not small else -area, -number if not small else number)
 
-    fitting = [n for n, shape in enumerate(shapes) if enlarge or (row[1] >= shape[0] and row[0] >= shape[1])]
+    fitting = [n for n, shape in enumerate(shapes) if may_have(row, shape, limit if enlarge else 1)]
     return max(fitting, key=rank) if fitting else NO_SHAPE
+
+
+def may_have(row, shape, limit) -> bool:
+    """Whether a row, (width, height), need not become more than `limit` times larger for a shape."""
+    return row[1] * limit >= shape[0] and row[0] * limit >= shape[1]
 
 
 SIDES = st.integers(1, 12).map(lambda side: 8 * side)
@@ -149,6 +155,64 @@ def test_a_row_gets_the_shape_that_keeps_most_of_it_and_then_the_larger(rows, sh
         assert code == best_shape(row, shapes, enlarge)
         assert share == pytest.approx(float(kept_share(row, shapes[code])) if code != NO_SHAPE else 0)
     assert refusals(codes, widths, heights).total() == (codes == NO_SHAPE).sum()
+
+
+@settings(deadline=None, max_examples=100)
+@given(ROWS, SHAPES, st.sampled_from([1.0, 1.25, 2.0, 3.5]))
+def test_no_row_becomes_larger_than_it_may(rows, shapes, limit):
+    widths, heights = np.array(rows).T
+    codes, _ = ShapeRule(tuple(shapes), True, max_upscale=limit).assign(widths, heights)
+    assert codes.tolist() == [best_shape(row, shapes, True, limit) for row in rows]
+    assert sum(refusals(codes, widths, heights).values()) == (codes == NO_SHAPE).sum()
+
+
+def test_what_may_not_become_so_large_is_left_out_and_counted(sources):
+    sources, sides = sources
+    told = [
+        select_rows(sources, None, 0, 1, rule_of(bucket_upscale=True, bucket_max_upscale=limit))
+        for limit in (None, 2, 1)
+    ]
+    assert [one.skipped[UNKNOWN_SIZE] for one in told] == [1, 1, 1]
+    assert told[0].skipped[TOO_SMALL] == 0 < told[1].skipped[TOO_SMALL] < told[2].skipped[TOO_SMALL]
+    assert told[2].skipped == select_rows(sources, None, 0, 1, rule_of()).skipped
+    assert [len(one) + one.skipped.total() for one in told] == [len(sides)] * 3
+
+
+@settings(deadline=None, max_examples=100)
+@given(ROWS, SHAPES, st.sampled_from([1, 2, 1e9]), st.integers(0, 9), st.integers(0, 9))
+def test_a_random_shape_is_one_that_the_row_may_have_whatever_rows_follow(rows, shapes, limit, seed, part):
+    widths, heights = np.array(rows).T
+    rule = ShapeRule(tuple(shapes), limit > 1, random_share=0.5, seed=seed, max_upscale=limit)
+    codes, kept = rule.assign(widths, heights, part)
+    best, _ = replace(rule, random_share=0.0).assign(widths, heights)
+    assert ((codes == NO_SHAPE) == (best == NO_SHAPE)).all()
+    for row, code, share in zip(rows, codes.tolist(), kept.tolist(), strict=True):
+        if code != NO_SHAPE:
+            assert may_have(row, shapes[code], limit) and share == pytest.approx(float(kept_share(row, shapes[code])))
+    first = len(rows) // 2
+    assert (rule.assign(widths[:first], heights[:first], part)[0] == codes[:first]).all()
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
+def test_about_that_share_of_the_rows_has_a_random_shape_each_as_often(share):
+    shapes, n = ((64, 64), (64, 96), (96, 64), (64, 128)), 20_000
+    rule = ShapeRule(shapes, random_share=share, seed=3)
+    codes = {(seed, part): replace(rule, seed=seed).assign(np.full(n, 300), np.full(n, 300), part)[0]
+             for seed in (3, 4) for part in (0, 1)}  # fmt: skip
+    for found in codes.values():
+        counts = np.bincount(found, minlength=4)  # squares' best shape is the first
+        assert counts[1:] == pytest.approx(n * share / 4, abs=5 * (n * share / 4) ** 0.5)
+    others = [found != 0 for found in codes.values()]
+    assert all((a == b).mean() < 1 - share / 4 for a, b in combinations(others, 2))
+
+
+def test_random_shapes_are_not_for_rows_that_are_held_out_and_not_for_cached_latents():
+    data = DataOptions(buckets="ratios", resolution=64, bucket_step=8, bucket_random_ratio=0.3)
+    assert (shape_rule(data, 4, seed=7).random_share, shape_rule(data, 4, seed=7).seed) == (0.3, 7)
+    assert shape_rule(data, 4, [(64, 32)], seed=7).random_share == 0
+    for more in ({"bucket_random_ratio": 0.3}, {"bucket_upscale": True, "bucket_max_upscale": 2.0}):
+        with pytest.raises(ConfigError, match="--latents cached is of each row's best shape"):
+            DataOptions(buckets="ratios", latents="cached", random_crop=False, **more).check()
 
 
 def test_rows_that_several_blocks_hold_are_assigned_alike():

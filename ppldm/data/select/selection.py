@@ -161,12 +161,12 @@ def _judge_parts(tasks: list[tuple[int, Path, Source]], **how) -> list[tuple]:
 
 def _judge_part(task: tuple[int, Path, Source], where, min_side: int, shapes: ShapeRule | None) -> tuple:
     """(the rows used, packed, None for all; why not the others; shapes and kept areas, None without `shapes`)."""
-    _, path, source = task
+    number, path, source = task
     codes = kept = None
     with closing(open_part(path, source)) as part:
         sizes = {"width": np.asarray(part.widths), "height": np.asarray(part.heights)}
         if shapes:
-            codes, kept = shapes.assign(**{f"{name}s": sides for name, sides in sizes.items()})
+            codes, kept = shapes.assign(sizes["width"], sizes["height"], number)
             used, reasons = codes != NO_SHAPE, refusals(codes, *sizes.values())
         else:
             sides = np.minimum(*sizes.values())
