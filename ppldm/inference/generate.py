@@ -58,6 +58,7 @@ def generate(
     seed: int = None,  # 23 by default; the same seed and prompt give the same pictures; -1 chooses one
     batch_size: int = None,  # pictures at a time, 8 by default; changes at most the last bit of a pixel
     exact: bool = False,  # the same bits for any number of processes: one picture at a time, and one thread of a CPU
+    layout: str = "",  # geneval: folders as GenEval's evaluation reads them, 00000/samples/00000.png, …
     columns: int = 2,  # prompts beside one another in the grid
     ema: bool = False,  # the averaged weights of a checkpoint, or of a .ckpt
     original_config_file: str = None,  # YAML of a .ckpt, folder of JSON of a .pdparams; of old checkpoints VAE's
@@ -82,7 +83,6 @@ def generate(
     asked.out, asked.lora = None if out is None else check_folder(plan, out), check_loras(asked.lora)
     check_name(asked.model)
     with entry(threads=1 if asked.exact else None, meets=True):
-        use_device(device)
         _draw(plan, asked)
 
 
@@ -102,6 +102,7 @@ def _draw(plan: Plan, asked: SimpleNamespace) -> None:
     from .beginning import read_beginning
     from .load import load
 
+    use_device(asked.device)
     world = join_world()
     quiet_libraries()
     told = {name: getattr(asked, name) for name in OF_MODEL}

@@ -19,7 +19,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -40,12 +40,13 @@ _NAME = re.compile(r"__([^\W_](?:[\w/-]*?[^\W_])?)__")  # no dots, so nothing ou
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt. `seed` None: the seed of all."""
+    """One prompt. `seed` None: the seed of all. `line`: what a file of JSON says of it."""
 
     prompt: str
     negative_prompt: str = ""
     seed: int | None = None
     remark: str = ""
+    line: str = field(default="", compare=False)
 
 
 def read_requests(path) -> list[Request]:
@@ -142,7 +143,8 @@ def _read_json(path, text: str) -> list[Request]:
     else:
         lines = ((f"{path}, line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
         entries = ((where, _parse(where, line)) for where, line in lines)
-    return [_request(where, entry if isinstance(entry, dict) else {"prompt": entry}) for where, entry in entries]
+    found = ((where, entry if isinstance(entry, dict) else {"prompt": entry}) for where, entry in entries)
+    return [replace(_request(where, entry), line=json.dumps(entry)) for where, entry in found]
 
 
 def _parse(where: str, text: str):

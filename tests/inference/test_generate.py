@@ -54,9 +54,45 @@ def test_pictures_grid_and_record(pipeline, tmp_path):
     assert all(r["guidance_scale"] == 7.5 and r["num_inference_steps"] == 2 for r in records)
 
 
+def test_genevals_folders_hold_what_its_evaluation_reads(pipeline, tmp_path, capfd):
+    lines = [{"tag": "counting", "prompt": "two 心", "include": [{"class": "heart", "count": 2}]}, {"prompt": "a b"}]
+    prompts, out = tmp_path / "evaluation_metadata.jsonl", tmp_path / "out"
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ["generate", "--model", str(pipeline), "--prompts", str(prompts), "--num-inference-steps", "2"]
+    plain, words = [*words, "--out", str(tmp_path / "plain")], [*words, "--out", str(out), "--layout", "geneval"]
+    for _ in range(2):  # the second time one is missing
+        run(words)
+        for number, line in enumerate(lines):  # as its evaluate_images.py goes through them
+            folder = out / f"{number:05d}"
+            assert json.loads((folder / "metadata.jsonl").read_text()) == line
+            names = sorted(path.name for path in (folder / "samples").iterdir())
+            assert names == [f"{sample:05d}.png" for sample in range(4)]
+            assert Image.open(folder / "grid.png").width > 4 * 32
+        assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["00000", "00001"]
+        kept = {path: path.stat().st_mtime_ns for path in out.glob("*/samples/*")}
+        (out / "00001/samples/00002.png").unlink()
+    run(words)
+    assert "7 of 8 pictures are there already" in capfd.readouterr().err
+    assert {path for path, time in kept.items() if path.stat().st_mtime_ns != time} == {out / "00001/samples/00002.png"}
+    run(plain)
+    pairs = [
+        (out / f"{n:05d}/samples/{i:05d}.png", tmp_path / f"plain/{n:03d}-{i:02d}.png")
+        for n in (0, 1)
+        for i in range(4)
+    ]
+    assert all((np.asarray(Image.open(one)) == np.asarray(Image.open(other))).all() for one, other in pairs)
+    with pytest.raises(ConfigError, match="holds 00000.png, a picture of the prompt 'two 心'"):
+        run([*words, "--prompt", "another"])
+
+
 @pytest.mark.parametrize(
     "flags, message",
     [
+        (["--model", "m", "--prompt", "x", "--layout", "coco"], "--layout coco is unknown; use geneval"),
+        (
+            ["--model", "m", "--prompt", "x", "--layout", "geneval", "--grid", "seed=1,2"],
+            "--layout geneval has no --grid",
+        ),
         (["--prompt", "x"], "no model; give --model, or --like PICTURE"),
         (["--model", "nowhere", "--prompt", "x"], "no folder or file nowhere"),
         (["--model", "m"], "no prompts"),

@@ -8,7 +8,7 @@ and an address in it is shown and never asked.
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ from ...utils.text import did_you_mean
 from ...weights.lora.flag import split_inversion
 from ..prompt_weights import SYNTAXES, check_syntax
 from ..prompts import MOST_SAMPLES, Request, Wildcards, check_prompt, read_requests
-from .plan import AXES, FILES, SCALE, Plan, axis_of, flag_of
+from .plan import AXES, FILES, LAYOUTS, SCALE, Plan, axis_of, flag_of
 
 Interval = Annotated[list[float], {"nargs": 2, "type": float, "metavar": "SHARE"},
                      "guide only between these shares of noise, as 0.2 0.8; by default always"]  # fmt: skip
@@ -64,6 +64,8 @@ def plan_of(asked: SimpleNamespace) -> Plan:
     if asked.num_samples > MOST_SAMPLES:
         raise ConfigError(f"--num-samples {asked.num_samples} must be from 1 to {MOST_SAMPLES}")
     axes = read_axes(asked)
+    if asked.layout not in LAYOUTS or (asked.layout and asked.grid):
+        raise ConfigError(f"--layout {asked.layout} {'has no --grid' if asked.grid else 'is unknown; use geneval'}")
     given = {one.name: getattr(asked, one.name) for one in fields(Drawing) if getattr(asked, one.name) is not None}
     if asked.guidance_scale:
         given[SCALE] = asked.guidance_scale[0]
@@ -90,6 +92,7 @@ def plan_of(asked: SimpleNamespace) -> Plan:
         first=first,
         place=place,
         labelled=bool(asked.grid),
+        layout=asked.layout,
     )
     for values in {job[0] for job in plan.jobs()}:
         check_settings(plan.drawing_at(values), plan.seed_of(values, 0))
@@ -175,7 +178,7 @@ def read_wanted(prompts_file: str | None, prompts: list[str], negative_prompt: s
         wanted += read_requests(prompts_file)
     if not wanted:
         raise ConfigError("no prompts; give --prompt TEXT … or --prompts FILE")
-    return [Request(r.prompt, r.negative_prompt or negative_prompt, r.seed, r.remark) for r in wanted]
+    return [replace(one, negative_prompt=one.negative_prompt or negative_prompt) for one in wanted]
 
 
 def read_size(

@@ -39,7 +39,6 @@ _WEBUI_SAMPLERS = {
     "dpm-solver++-sde": "DPM++ 2M SDE",
     "unipc": "UniPC",
 }
-_PICTURES = "*-[0-9][0-9].png"
 FOLDER = "drawn"  # where pictures go if no folder is named
 SETTINGS_CHUNK = "ppldm"  # keyword of the text in a PNG that holds a picture's record
 SOURCE = "source"  # within it, and no part of the record: where the model came from, and the batch
@@ -127,7 +126,7 @@ def free_folder(plan: Plan, records: dict[Job, dict]) -> Path:
     files = {plan.file(*job): record for job, record in records.items()}
 
     def is_free(folder: Path) -> bool:
-        found = [path.relative_to(folder).as_posix() for path in folder.rglob(_PICTURES)]
+        found = [path.relative_to(folder).as_posix() for path in folder.rglob(plan.pattern)]
         return all(name in files and _is_drawn(folder / name, files[name], False) for name in found)
 
     return next(filter(is_free, (Path(FOLDER if number == 1 else f"{FOLDER}-{number}") for number in count(1))))
@@ -232,10 +231,13 @@ def write_summary(plan: Plan, records: dict[Job, dict], out: Path, columns: int)
     """pictures.jsonl, and sheets of the first prompts: one for each guidance scale, or one for each prompt."""
     lines = [json.dumps({"file": plan.file(*job), **one}, ensure_ascii=False) for job, one in records.items()]
     write_text(out / "pictures.jsonl", "".join(line + "\n" for line in lines))
-    written = _write_grids(plan, out) if plan.labelled else _write_prompt_sheets(plan, out, columns)
+    if plan.layout:
+        written = _write_geneval(plan, out)
+    else:
+        written = _write_grids(plan, out) if plan.labelled else _write_prompt_sheets(plan, out, columns)
     known = {out / plan.file(*job) for job in records}
     folders = {path.parent for path in known}
-    if others := [path for folder in folders for path in folder.glob(_PICTURES) if path not in known]:
+    if others := [path for folder in folders for path in folder.glob(plan.pattern) if path not in known]:
         get_logger().warning("%d pictures of other commands are in %s too, and not in pictures.jsonl", len(others), out)
     get_logger().info("%s and %s in %s", count_of(len(lines), "picture"), written, out)
 
@@ -249,6 +251,18 @@ def _write_prompt_sheets(plan: Plan, out: Path, columns: int) -> str:
         captions = [f"{r.prompt}  ({r.remark})" if r.remark else r.prompt for r in shown]
         save_png(out / plan.folder(values) / "grid.png", prompt_grid(captions, rows, columns=columns))
     return "grid.png"
+
+
+def _write_geneval(plan: Plan, out: Path) -> str:
+    """Beside the samples of each prompt what its line of evaluation_metadata.jsonl says, and a sheet of them."""
+    from ...utils.pictures import labelled_grid, save_png
+
+    for values, number in {job[:2]: None for job in plan.jobs()}:
+        request, folder = plan.requests[number], (out / plan.file(values, number, 0)).parents[1]
+        write_text(folder / "metadata.jsonl", (request.line or json.dumps({"prompt": request.prompt})) + "\n")
+        pictures = _pictures(plan, out, values, number)
+        save_png(folder / "grid.png", labelled_grid(request.prompt, [""], [""], [[pictures]]))
+    return "metadata.jsonl and grid.png of each prompt"
 
 
 def _write_grids(plan: Plan, out: Path) -> str:

@@ -12,6 +12,7 @@ from ..prompts import Request, Wildcards
 Job = tuple[tuple, int, int]  # (a value on each axis, number of the request, index)
 SCALE = "guidance_scale"
 AXES = ("seed", *(one.name for one in fields(Drawing)))  # what may differ between pictures of a prompt and index
+LAYOUTS = ("", "geneval")
 FILES = ("lora", "textual_inversion")  # what is laid over the weights
 _GRID_NAMES = {"sigmas": "sigma_schedule", "steps": "num_inference_steps"}  # further ones, of `--grid`
 
@@ -22,7 +23,8 @@ class Plan:
     (`AXES`); `drawing` has the others. seed: of requests that have none. height, width: None: as trained. control:
     uint8 [K, H, W]. first: the index of each request's first picture. place: (pictures of the batch, place there),
     where one is drawn again as it was in it. labelled: whether sheets show the axes. source: where the model came from.
-    image: uint8 [3, H, W] to draw over; mask: bool [H, W], True where it is drawn anew."""
+    image: uint8 [3, H, W] to draw over; mask: bool [H, W], True where it is drawn anew. layout: of
+    LAYOUTS; geneval's is 00000/samples/00000.png, …, as its diffusers_generate.py has it (arXiv:2310.11513)."""
 
     requests: list[Request]
     num_samples: int
@@ -42,6 +44,7 @@ class Plan:
     source: Mapping = field(default_factory=dict)
     image: Any = None
     mask: Any = None
+    layout: str = ""
 
     def jobs(self) -> list[Job]:
         """One for each picture."""
@@ -50,7 +53,14 @@ class Plan:
 
     def file(self, values: tuple, number: int, index: int) -> str:
         """A picture's path in the output folder."""
+        if self.layout:
+            return f"{self.folder(values)}{number:05d}/samples/{index:05d}.png"
         return f"{self.folder(values)}{self.number(number)}-{index:02d}.png"
+
+    @property
+    def pattern(self) -> str:
+        """Of all such files in the folder of one."""
+        return f"{'[0-9]' * 5}.png" if self.layout else "*-[0-9][0-9].png"
 
     def number(self, number: int) -> str:
         """That of a request, as files have it."""
