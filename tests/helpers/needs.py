@@ -3,8 +3,8 @@
     @pytest.mark.needs("browser")            on a test
     needs.need("parity")                     above a module's `import torch`
 
-PPLDM_REQUIRE is a list such as `parity,browser`, or `all`: what an environment is to prove. Continuous integration sets
-it (run_scripts/proof.sh), so that nothing is skipped there unseen.
+PPLDM_REQUIRE is a list such as `parity,browser`, or `all` (but for BY_NAME): what an environment is to prove.
+Continuous integration sets it (run_scripts/proof.sh), so that nothing is skipped there unseen.
 """
 
 import importlib
@@ -47,13 +47,16 @@ NEEDS = {
 }
 
 
+BY_NAME = {"ray", "streaming"}  # hundreds of megabytes, and gigabytes with PyTorch's CUDA: no part of `all`
+
+
 def required() -> set[str]:
     """The names in PPLDM_REQUIRE. Raises pytest.UsageError for one that is not known."""
     names = {name.strip() for name in os.environ.get("PPLDM_REQUIRE", "").split(",") if name.strip()}
     unknown = names - NEEDS.keys() - {"all"}
     if unknown:
         raise pytest.UsageError(f"PPLDM_REQUIRE names {', '.join(sorted(unknown))}; known: all, {', '.join(NEEDS)}")
-    return set(NEEDS) if "all" in names else names
+    return names | (NEEDS.keys() - BY_NAME) if "all" in names else names
 
 
 def need(name: str) -> None:

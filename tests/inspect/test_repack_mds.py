@@ -1,9 +1,12 @@
 """Law: `ppldm repack --format mds` writes the rows as shards that say what they are, for any reader of the format."""
 
+import hashlib
 import io
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +86,33 @@ def test_the_shards_hold_the_rows_of_the_parts(data, run, monkeypatch, form, wor
     found = decode_by_hand(data / "new/parts")  # two pictures cannot be read: their shard has a null for their sides
     assert [{name: value for name, value in one.items() if value is not None} for one in found] == known
     assert (len([*data.glob("new/parts/*/shard*[!x]")]) > 3) == (workers == 1)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("streaming")
+@pytest.mark.parametrize("words", [["mds"], ["mds.zstd"], ["mds", "--latents"]])
+def test_mosaicmls_own_library_reads_each_row(tiny, here, run, words):
+    shutil.copytree(tiny.folder, here / "data", ignore=shutil.ignore_patterns("*.latents", "*.embeddings"))
+    lists = here / "data" / Path(tiny.file_list).name
+    if words[1:]:
+        words = [*words, tiny.vae]
+        run("precompute", lists, "--vae", tiny.vae, "--resolutions", "16", "32")
+    run("repack", lists, "--out", "new", "--format", *words)
+    script = Path(__file__).parents[1] / "helpers/streamed.py"
+    done = subprocess.run([sys.executable, script, here / "new/parts"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    known = [{name: plain(name, value) for name, value in row.items()} for row in decode_by_hand(here / "new/parts")]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert found == known and len(found) > 10
+    assert all({"latents_16", "latents_32"} <= row.keys() for row in found) if words[1:] else "jpg" in found[0]
+    assert all(type(row[side]) is int for row in found for side in ("width", "height"))
+
+
+def plain(name: str, value):
+    """As helpers/streamed.py prints it."""
+    if name == "jpg":
+        value = np.asarray(Image.open(io.BytesIO(value)).convert("RGB")).tobytes()
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else value
 
 
 def test_metadata_and_second_images_of_any_kind_stay(here, run):
