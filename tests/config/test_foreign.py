@@ -117,6 +117,15 @@ def test_open_diffusion(tmp_path):
     assert "very-secret" not in str(found)
 
 
+@pytest.mark.parametrize(
+    "shaped, said, found", [(True, "", 0.05), (True, "0.2", 0.2), (True, "0", 0), (False, "0.2", None)]
+)
+def test_random_shapes_of_stable_cascade_are_a_twentieth_where_nothing_is_said(tmp_path, shaped, said, found):
+    text = STABLE_CASCADE if shaped else STABLE_CASCADE.replace("multi_aspect_ratio: [1/1, 1/2]\n", "")
+    settings = translate(tmp_path, text + (f"bucketeer_random_ratio: {said}\n" if said else "")).settings
+    assert settings.get("data.bucket_random_ratio", (None,))[0] == found
+
+
 def test_stable_cascade(tmp_path):
     found = translate(tmp_path, STABLE_CASCADE)
     settings = {key: value for key, (value, _) in found.settings.items()}
