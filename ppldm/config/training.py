@@ -105,6 +105,8 @@ class TrainingOptions:
     at the first."""
     save_steps: Updates = _run(500, loop_default=5000, also=("checkpointing_steps",))
     "Updates between two checkpoints; one more follows the last update."
+    save_at: list[UpdatesOr0] = _run(())
+    "Save after these updates too, each once; 0: before the first."
     save_total_limit: Annotated[int, FROM_0, "checkpoints"] | None = _run(None, also=("checkpoints_total_limit",))
     "Keep so many of the newest checkpoints (default: all)."
     backup_every: UpdatesOr0 = _run(0)
@@ -176,6 +178,9 @@ class TrainingOptions:
     its share only, but for the layer that is computed."""
     check_ranks_every: UpdatesOr0 = _compute(500)
     "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none."
+    gc_steps: UpdatesOr0 = _compute(0)
+    """Collect Python's cyclic garbage after every so many updates, on all ranks at once, and at no other time, when one
+    rank would keep the others waiting; 0: whenever Python does."""
     data_timeout: Seconds = _compute(600.0)
     "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."
     rank_timeout: Seconds = _compute(1800.0)
