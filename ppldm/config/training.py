@@ -41,8 +41,10 @@ LR_SCHEDULES = (
 LARGEST_STD = 0.28  # of an average; at 0.289 it is one of all updates alike
 SHARDING_STAGES = ("stage1", "stage2", "stage3")
 AT_A_TIME = 0.25  # with stage 3: of a rank's share, the parameters that are gathered at a time, but for one large layer
-OPTIMIZERS = ("adamw", "muon")
-REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
+OPTIMIZERS = ("adamw", "adamw8bit", "muon")
+# The package that each place of --report_to needs.
+PACKAGES = {"visualdl": "visualdl", "tensorboard": "tensorboardX", "wandb": "wandb", "comet_ml": "comet_ml"}
+REPORTERS = (*PACKAGES, "all", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
 _MOST = 10**15  # of updates and samples: with accumulation they are still counted in 64 bits
 
@@ -138,9 +140,9 @@ class TrainingOptions:
     "Weight decay of AdamW, as a share of the learning rate."
     decay_norms_and_biases: bool = _optimizer(True)
     "Weight decay on every parameter, as published; false leaves out norms and biases."
-    optimizer: str = _optimizer("adamw", choices=OPTIMIZERS)
-    """What updates the weights; muon: Muon those of convolutions and linear layers inside the networks, AdamW all
-    others, with the same rate and decay (docs/training.md)."""
+    optimizer: str = _optimizer("adamw", choices=OPTIMIZERS, shorthand={"use_8bit_adam": "adamw8bit"})
+    """What updates the weights; adamw8bit: AdamW with moments in 8 bits; muon: Muon those of convolutions and linear
+    layers inside the networks, AdamW all others, with the same rate and decay (docs/training.md)."""
     muon_momentum: SmallShare = _optimizer(0.95, "Decay of Muon's mean of gradients.", needs=_MUON)
     muon_nesterov: bool = _optimizer(True, "Nesterov's momentum, as published.", needs=_MUON)
     adam_beta1: SmallShare = _optimizer(0.9, "Decay of AdamW's mean of gradients.")

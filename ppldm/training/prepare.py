@@ -216,6 +216,10 @@ def optimizer_kind(arguments, world: World, trained: dict) -> Callable:
         from ..methods.muon import muon
 
         kind = muon(kind, trained, arguments.muon_momentum, arguments.muon_nesterov)
+    if arguments.optimizer == "adamw8bit":
+        from ..methods.adamw8bit import adamw8bit
+
+        kind = adamw8bit(kind, trained)
     if arguments.sharding and world.size > 1:
         from .distributed.sharding import sharded
 

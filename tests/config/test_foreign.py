@@ -206,8 +206,10 @@ def test_stages_are_known_by_their_versions(tmp_path):
         settings = translate(tmp_path, f"lr: 1\n{text}").settings
         assert settings["family"][0] == "cascade_decoder" and settings["model.decoder_name_or_path"][0] == name
         assert settings["model.vqgan_name_or_path"][0] == "stabilityai/stable-cascade"
-    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B\nuse_8bit_adam: true").left_out
-    assert left_out["use_8bit_adam"].startswith("Paddle has no 8-bit Adam")
+    for text, name in (("true", "adamw8bit"), ("false", "adamw")):
+        found = translate(tmp_path, f"lr: 1\nmodel_version: 3B\nuse_8bit_adam: {text}")
+        assert found.settings["optimizer.optimizer"][0] == name and "use_8bit_adam" not in found.left_out
+    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B").left_out
     assert "model_version 9B is not built here" in left_out["model_version"]
 
 
