@@ -256,6 +256,9 @@ class DrawnSettings:
     model_max_length: Count = _loss(77, "Tokens of a caption; longer ones are cut, shorter ones padded.", unit="tokens")
     image_logging_steps: int = _drawn(1000, unit="updates")
     "Draw sample pictures every this many updates; 0 or less: never."
+    draw_predictions: bool = _drawn(False, needs=_LOOKED_AT)
+    """Below the reconstruction, show the batch's pictures as the network is shown them, at their noise levels, and what
+    it makes of each in one step."""
     guidance_scale: float | None = _drawn(
         None,
         f"Guidance scale that the model is drawn with {_KEEPS}, else {USUAL.guidance_scale}).",
