@@ -7,6 +7,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -199,7 +200,7 @@ class TrainingOptions:
     logging_dir: str | None = _logging(None, kind="path")
     "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder)."
     report_to: list[str] = _logging(("visualdl",), choices=REPORTERS, also=("writer_type",))
-    "Where curves and pictures go besides metrics.jsonl."
+    "Where curves and pictures go besides metrics.jsonl; all: to each whose package is installed."
     disable_tqdm: bool = _logging(False, "Show no progress bar.")
     benchmark: bool = _logging(False, "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers.")
     profiler_options: str | None = _logging(None)
@@ -224,6 +225,8 @@ class TrainingOptions:
         if is_address(self.output_dir):
             self.output_store = check_address(self.output_dir).rstrip("/")
             self.output_dir = str(cache_dir().joinpath("outputs", *self.output_store.replace("://", "/").split("/")))
+        if "all" in self.report_to:
+            self.report_to = [name for name, package in PACKAGES.items() if find_spec(package)]
         for name in ("output_dir", "logging_dir"):
             if value := getattr(self, name):
                 setattr(self, name, os.path.expanduser(local_path(value) if "://" in value else value))

@@ -37,6 +37,7 @@ NEEDS = {
     "parity": _modules("torch", "diffusers", "transformers", "cleanfid"),
     "engine": _modules("openvino"),
     "wandb": _modules("wandb"),
+    "comet": _modules("comet_ml"),
     "s3": _modules("s3fs", "moto.server"),
     "browser": _programs("chromium", "chromedriver"),
     "java": lambda: None if read_java_version() else "no Java on PATH",
