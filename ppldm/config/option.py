@@ -103,6 +103,7 @@ class Option:
     identity: bool = False  # whether what a step makes of its samples depends on it
     part_of: bool | str = False  # the entry of a run's identity made from it, where `identity` is false; True: its own
     section: str = "run"  # the section that it stands under in YAML
+    secret: str = ""  # the variable that stands for its value wherever that would be shown or kept
     kind: str = ""  # of text: path; file, rows, network, model, tokenizer or device, looked at before all else
     name: str = ""
     type: type = str  # of each value, for lists and tables

@@ -65,6 +65,7 @@ _COSINE = Needs("--lr_scheduler_type cosine or cosine_with_restarts", lambda one
 _ONE_COSINE = Needs("--lr_scheduler_type cosine", lambda given: given.lr_scheduler_type == "cosine")
 _PIECEWISE = Needs("--lr_scheduler_type piecewise_constant", lambda one: one.lr_scheduler_type == "piecewise_constant")
 _MUON = Needs("--optimizer muon", lambda given: given.optimizer == "muon")
+_HUB = Needs("--push_to_hub", lambda given: given.push_to_hub)
 _MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
 _POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
 _PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, "image_logging_steps", 1) > 0)
@@ -117,6 +118,13 @@ class TrainingOptions:
 
     use_async_save: bool = _run(False)
     "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
+
+    push_to_hub: bool = _run(False)
+    "Send the trained model, with its card, to the Hugging Face hub when the run has ended."
+    hub_model_id: str | None = _run(None, needs=_HUB)
+    "OWNER/NAME there, for you alone where it is new (default: your account's, called as the output folder)."
+    hub_token: str | None = _run(None, needs=_HUB, secret="HF_TOKEN")
+    "Token that may write there; kept in no file of the run (default: HF_TOKEN, or that of huggingface-cli login)."
 
     learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", also=("lr",))
     scale_lr: bool = _optimizer(False)

@@ -91,6 +91,11 @@ class TrainingRun:
             from .output_store import OutputStore
 
             self._store = OutputStore(self.output_dir, self.arguments.output_store)
+        self._hub = None
+        if self.arguments.push_to_hub and self.world.is_main:
+            from .hub import HubRepository
+
+            self._hub = HubRepository(self.arguments)
         # Read now: the checkpoint that the run goes on from will be rotated away.
         before = checkpoints.read_manifest(self.checkpoint) if self.checkpoint else {}
         is_own = self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve()
@@ -242,6 +247,8 @@ class TrainingRun:
         if self._store:
             self._store.push(wait=True)
         get_logger().info("trained model: %s", folder)
+        if self._hub:
+            self._hub.push(folder, f"After update {step}")
 
 
 def copy_to_host(value, into=None):
