@@ -23,7 +23,8 @@ def write(path, hidden: int = 16) -> dict[str, np.ndarray]:
     for name, one in Previewer(16, hidden).state_dict().items():
         values = numbers.standard_normal(one.shape, dtype=np.float32)
         name = name.replace("_mean", "running_mean").replace("_variance", "running_var")
-        found[name] = np.abs(values) + 0.5 if name.endswith("running_var") else values / np.float32(max(one.shape[:2]) ** 0.5)
+        scale = np.float32(max(one.shape[:2]) ** -0.5)
+        found[name] = np.abs(values) + 0.5 if name.endswith("running_var") else scale * values
         if name.endswith("running_var"):
             found[name.replace("running_var", "num_batches_tracked")] = np.int64([7])
     save_file(found, path)
