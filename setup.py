@@ -60,6 +60,7 @@ EXTRAS = {
     # What --report_to may name besides visualdl.
     "tensorboard": ["tensorboardX>=2.6,<3"],
     "wandb": ["wandb>=0.17,<1"],
+    "comet": ["comet_ml>=3.47,<4"],
     "engine": ["openvino==2026.4.1"],  # ppldm/networks/engine.py
     # Data and results at s3:// (docs/data.md); of fsspec's version, which datasets holds back.
     "s3": ["s3fs>=2024.9,<2024.10"],

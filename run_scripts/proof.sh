@@ -149,7 +149,7 @@ install_packages_of_debian() {
 # index) and wandb.
 install_references() {
     local pip=("$1/bin/python" -m pip install --quiet --no-input --no-deps)
-    "${pip[@]}" --requirement "$ROOT/requirements/wandb.txt" || return 1
+    "${pip[@]}" --requirement "$ROOT/requirements/wandb.txt" --requirement "$ROOT/requirements/comet.txt" || return 1
     "${pip[@]}" --requirement "$ROOT/requirements/engine.txt" || return 1
     "${pip[@]}" --requirement "$ROOT/requirements/parity.txt" 2>/dev/null ||
         "${pip[@]}" --extra-index-url "$PYTORCH_INDEX" --requirement "$ROOT/requirements/parity.txt"

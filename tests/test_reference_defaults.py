@@ -74,7 +74,7 @@ STATED = [
     ("001", "preset", SD2, {"run.max_samples": 2_000_000_000, "optimizer.warmup_steps": 10000, "data.resolution": 256,
                             "data.where": "punsafe<=0.1", "optimizer.ema_decay": 0.995}),
     ("001", "network", "unet unet_sd2", {"attention_head_dim": [5, 10, 20, 20], "cross_attention_dim": 1024}),
-    ("001", "import", "open-diffusion", {"data.caption_drop": 0.0, "run.save_steps": 1000}),
+    ("001", "import", "open-diffusion", {"data.caption_drop": 0.0, "run.save_steps": 1000, "run.save_at": [0]}),
     ("002", "preset", "cascade-c-3b", {"optimizer.learning_rate": 1e-4, "optimizer.warmup_steps": 1,
                                        "data.resolution": 768, "data.bucket_ratios": RATIOS,
                                        "optimizer.ema_start_iters": 5000, "optimizer.ema_iters": 100,

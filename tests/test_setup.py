@@ -80,7 +80,7 @@ def test_lock_leaves_out_what_needs_more_than_a_slim_machine(python):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("beyond", ["wandb", "engine", "parity"])
+@pytest.mark.parametrize("beyond", ["wandb", "comet", "engine", "parity"])
 def test_what_is_beyond_the_lock_pins_nothing_of_it_again(beyond, python):
     lines = (ROOT / f"requirements/{beyond}.txt").read_text().splitlines()
     names = {canonicalize_name(Requirement(line).name) for line in lines if not line.startswith("#")}
@@ -89,7 +89,7 @@ def test_what_is_beyond_the_lock_pins_nothing_of_it_again(beyond, python):
 
 def test_every_extra_is_declared(declared):
     assert declared["extras_require"].keys() == {
-        *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "s3", "engine", "test", "parity")
+        *("cpu", "gpu", "data", "demo", "tensorboard", "wandb", "comet", "s3", "engine", "test", "parity")
     }
     pinned = (ROOT / "requirements/engine.txt").read_text().splitlines()[-1]
     assert declared["extras_require"]["engine"] == [pinned]

@@ -337,6 +337,7 @@ _MAKERS: dict[str, Callable[[Any, Source], Any]] = {
     "bottleneck": lambda value, _: value or "effnet",
     "both": lambda value, _: (value, value),
     "cascade folder": _folder("checkpoint_path", "experiment_id"),
+    "eight bits": lambda value, _: "adamw8bit" if value else "adamw",
     "filter": lambda _, source: control_filter(source.values),
     "filters": lambda value, _: json.dumps(value, ensure_ascii=False),
     "format": _format,

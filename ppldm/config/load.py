@@ -10,7 +10,7 @@ settings are for.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,9 @@ def load(
             found[key] = Setting(check_value(stated, raw[key], source[key].where(key)), source[key].label)
         else:
             found[key] = _resolve(key, stated, source[key], resolver, may_lack(stated))
+        if stated.secret and isinstance(found[key].value, str) and found[key].written is None:
+            note_hidden(found[key].value, f"${{oc.env:{stated.secret}}}")
+            found[key] = replace(found[key], written=f"${{oc.env:{stated.secret},null}}")
     return found
 
 

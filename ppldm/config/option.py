@@ -98,10 +98,12 @@ class Option:
     needs: Needs | None = None
     also: tuple[str, ...] = ()  # further published spellings of the flag
     opposite: tuple[str, ...] = ()  # published flags that are true where a switch is false
+    shorthand: typing.Mapping[str, str] = dataclasses.field(default_factory=dict)  # published switches for a value
     scripts: tuple[str, ...] = SCRIPTS  # those that implement it
     identity: bool = False  # whether what a step makes of its samples depends on it
     part_of: bool | str = False  # the entry of a run's identity made from it, where `identity` is false; True: its own
     section: str = "run"  # the section that it stands under in YAML
+    secret: str = ""  # the variable that stands for its value wherever that would be shown or kept
     kind: str = ""  # of text: path; file, rows, network, model, tokenizer or device, looked at before all else
     name: str = ""
     type: type = str  # of each value, for lists and tables
@@ -304,6 +306,10 @@ def _add_option(group, stated: Option, default, shown: bool) -> None:
     for other in stated.opposite:
         facts |= {"help": f"The opposite of {flag}." if shown else argparse.SUPPRESS, "type": negate}
         group.add_argument(f"--{other}", **facts)
+    for other, value in stated.shorthand.items():
+        same = f"The same as {flag} {value}." if shown else argparse.SUPPRESS
+        facts = {"dest": stated.name, "default": argparse.SUPPRESS, "help": same}
+        group.add_argument(f"--{other}", action="store_const", const=value, **facts)
     if stated.type is bool and stated.default is True:
         same = f"The same as {flag} false." if shown else argparse.SUPPRESS
         facts = {"dest": stated.name, "default": argparse.SUPPRESS, "help": same}

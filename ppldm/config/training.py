@@ -7,6 +7,7 @@ import math
 import os
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -41,8 +42,10 @@ LR_SCHEDULES = (
 LARGEST_STD = 0.28  # of an average; at 0.289 it is one of all updates alike
 SHARDING_STAGES = ("stage1", "stage2", "stage3")
 AT_A_TIME = 0.25  # with stage 3: of a rank's share, the parameters that are gathered at a time, but for one large layer
-OPTIMIZERS = ("adamw", "muon")
-REPORTERS = ("visualdl", "tensorboard", "wandb", "none")
+OPTIMIZERS = ("adamw", "adamw8bit", "muon")
+# The package that each place of --report_to needs.
+PACKAGES = {"visualdl": "visualdl", "tensorboard": "tensorboardX", "wandb": "wandb", "comet_ml": "comet_ml"}
+REPORTERS = (*PACKAGES, "all", "none")
 _MOST_WORKERS, _MOST_WORKERS_A_CORE = 128, 8
 _MOST = 10**15  # of updates and samples: with accumulation they are still counted in 64 bits
 
@@ -62,6 +65,7 @@ _COSINE = Needs("--lr_scheduler_type cosine or cosine_with_restarts", lambda one
 _ONE_COSINE = Needs("--lr_scheduler_type cosine", lambda given: given.lr_scheduler_type == "cosine")
 _PIECEWISE = Needs("--lr_scheduler_type piecewise_constant", lambda one: one.lr_scheduler_type == "piecewise_constant")
 _MUON = Needs("--optimizer muon", lambda given: given.optimizer == "muon")
+_HUB = Needs("--push_to_hub", lambda given: given.push_to_hub)
 _MIXED = Needs("--bf16 or --fp16", lambda given: given.bf16 or given.fp16)
 _POLYNOMIAL = Needs("--lr_scheduler_type polynomial", lambda given: given.lr_scheduler_type == "polynomial")
 _PICTURES = Needs("--image_logging_steps above 0", lambda given: getattr(given, "image_logging_steps", 1) > 0)
@@ -105,6 +109,8 @@ class TrainingOptions:
     at the first."""
     save_steps: Updates = _run(500, loop_default=5000, also=("checkpointing_steps",))
     "Updates between two checkpoints; one more follows the last update."
+    save_at: list[UpdatesOr0] = _run(())
+    "Save after these updates too, each once; 0: before the first."
     save_total_limit: Annotated[int, FROM_0, "checkpoints"] | None = _run(None, also=("checkpoints_total_limit",))
     "Keep so many of the newest checkpoints (default: all)."
     backup_every: UpdatesOr0 = _run(0)
@@ -112,6 +118,13 @@ class TrainingOptions:
 
     use_async_save: bool = _run(False)
     "Write checkpoints beside the training, which waits only for a copy in host memory (docs/training.md)."
+
+    push_to_hub: bool = _run(False)
+    "Send the trained model, with its card, to the Hugging Face hub when the run has ended."
+    hub_model_id: str | None = _run(None, needs=_HUB)
+    "OWNER/NAME there, for you alone where it is new (default: your account's, called as the output folder)."
+    hub_token: str | None = _run(None, needs=_HUB, secret="HF_TOKEN")
+    "Token that may write there; kept in no file of the run (default: HF_TOKEN, or that of huggingface-cli login)."
 
     learning_rate: Positive = _optimizer(5e-5, "Learning rate of all that is trained, after the warm-up.", also=("lr",))
     scale_lr: bool = _optimizer(False)
@@ -136,9 +149,9 @@ class TrainingOptions:
     "Weight decay of AdamW, as a share of the learning rate."
     decay_norms_and_biases: bool = _optimizer(True)
     "Weight decay on every parameter, as published; false leaves out norms and biases."
-    optimizer: str = _optimizer("adamw", choices=OPTIMIZERS)
-    """What updates the weights; muon: Muon those of convolutions and linear layers inside the networks, AdamW all
-    others, with the same rate and decay (docs/training.md)."""
+    optimizer: str = _optimizer("adamw", choices=OPTIMIZERS, shorthand={"use_8bit_adam": "adamw8bit"})
+    """What updates the weights; adamw8bit: AdamW with moments in 8 bits; muon: Muon those of convolutions and linear
+    layers inside the networks, AdamW all others, with the same rate and decay (docs/training.md)."""
     muon_momentum: SmallShare = _optimizer(0.95, "Decay of Muon's mean of gradients.", needs=_MUON)
     muon_nesterov: bool = _optimizer(True, "Nesterov's momentum, as published.", needs=_MUON)
     adam_beta1: SmallShare = _optimizer(0.9, "Decay of AdamW's mean of gradients.")
@@ -176,6 +189,9 @@ class TrainingOptions:
     its share only, but for the layer that is computed."""
     check_ranks_every: UpdatesOr0 = _compute(500)
     "Updates between two comparisons of all ranks' parameters, which stop the run where they differ; 0: none."
+    gc_steps: UpdatesOr0 = _compute(0)
+    """Collect Python's cyclic garbage after every so many updates, on all ranks at once, and at no other time, when one
+    rank would keep the others waiting; 0: whenever Python does."""
     data_timeout: Seconds = _compute(600.0)
     "Seconds that a rank may wait for a batch before the run ends with an error; 0: for ever."
     rank_timeout: Seconds = _compute(1800.0)
@@ -192,7 +208,7 @@ class TrainingOptions:
     logging_dir: str | None = _logging(None, kind="path")
     "Folder of VisualDL's and TensorBoard's files (default: logs in the output folder)."
     report_to: list[str] = _logging(("visualdl",), choices=REPORTERS, also=("writer_type",))
-    "Where curves and pictures go besides metrics.jsonl."
+    "Where curves and pictures go besides metrics.jsonl; all: to each whose package is installed."
     disable_tqdm: bool = _logging(False, "Show no progress bar.")
     benchmark: bool = _logging(False, "Log avg_reader_cost, avg_batch_cost and ips beside the other numbers.")
     profiler_options: str | None = _logging(None)
@@ -217,6 +233,8 @@ class TrainingOptions:
         if is_address(self.output_dir):
             self.output_store = check_address(self.output_dir).rstrip("/")
             self.output_dir = str(cache_dir().joinpath("outputs", *self.output_store.replace("://", "/").split("/")))
+        if "all" in self.report_to:
+            self.report_to = [name for name, package in PACKAGES.items() if find_spec(package)]
         for name in ("output_dir", "logging_dir"):
             if value := getattr(self, name):
                 setattr(self, name, os.path.expanduser(local_path(value) if "://" in value else value))

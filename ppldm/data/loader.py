@@ -13,6 +13,7 @@ of the batches that are taken. It only saves waiting: whoever opens a part fetch
 """
 
 import atexit
+import gc
 import mmap
 import multiprocessing
 import os
@@ -198,6 +199,7 @@ def _work(pipe, make: Callable, inherited: list, main_process: int) -> None:
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent(main_process)
+    gc.enable()  # the training process may collect at set times, which do not come here
     for one in inherited:
         one.close()
     with suppress(EOFError, OSError):

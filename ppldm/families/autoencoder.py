@@ -222,7 +222,7 @@ class Autoencoder(Family):
         from ..data.loader import first_epoch
         from ..diffusion.guided import to_pictures
         from ..networks.autoencoder import psnr
-        from ..utils.pictures import pad_alike, tile
+        from ..utils.pictures import titled_rows
 
         rows, found = sitting.dataset.spread(NUM_PICTURES), {}
         mine = [rows[number] for number in shard(len(rows), sitting.world)]
@@ -236,9 +236,9 @@ class Autoencoder(Family):
         numbers = {"psnr": psnr(*map(paddle.to_tensor, values))}
         if not sitting.world.is_main:
             return {}, numbers
-        pictures = [original.transpose(1, 2, 0) for original, _ in pairs]
-        pictures += [to_pictures(paddle.to_tensor(decoded[None]))[0] for _, decoded in pairs]
-        return {"reconstruction": tile(pad_alike(pictures), len(pairs))}, numbers
+        rows = {"original": [original.transpose(1, 2, 0) for original, _ in pairs]}
+        rows["reconstruction"] = [to_pictures(paddle.to_tensor(decoded[None]))[0] for _, decoded in pairs]
+        return {"reconstruction": titled_rows(rows)}, numbers
 
     def export(self, model, config: AutoencoderConfig, dataset, folder: Path, average, metadata: dict) -> None:
         """The network's folder, with what brings its latents to unit variance; where the encoder was not trained, or

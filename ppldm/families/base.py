@@ -154,6 +154,8 @@ def check_family(config, data, arguments) -> None:
         )
     if getattr(config, "trains_adapters", False) and arguments.optimizer == "muon":
         raise ConfigError("--lora_rank and --train_tokens train no whole matrix; omit --optimizer muon")
+    if getattr(config, "offload_ema", False) and arguments.sharding == "stage3":
+        raise ConfigError("--sharding stage3 shares averages out among the devices; omit --offload_ema")
     make_shapes(data)
     family.check(config, data)
 

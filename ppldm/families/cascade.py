@@ -102,6 +102,9 @@ class PriorSettings(CascadeSettings):
     image_encoder_name_or_path: str | None = weights_option(
         "Frozen CLIP image encoder, of which stage C is told for 10 % of the samples (default: none)"
     )
+    previewer_name_or_path: str | None = _model(None, kind="path")
+    """Stable Cascade's previewer.safetensors, by which small latents are shown in samples (default: three of their
+    channels as colours)."""
     prior_name_or_path: str | None = weights_option("Stage C to start from")
     prior_config_file: str | None = config_option(
         "prior", "a stage C that is trained from scratch", "cascade_c_3b, cascade_c_1b, cascade_c_tiny"
@@ -133,6 +136,11 @@ class CascadeStage(TextToImage):
             parts, configs = make_parts(self, config, tokenizer.vocab_size, seed)
             process = Process.of(config.schedule(data.resolution), config.weighting())
             model = resolve_name(f"ppldm.networks.cascade.{self.model}")(**parts, process=process)
+        if place := getattr(config, "previewer_name_or_path", None):
+            from ..networks.cascade.previewer import load_previewer
+            from ..weights.formats.files import read_arrays
+
+            model.previewer = (load_previewer(read_arrays(place), configs["prior"]["in_channels"], place),)
         model.end_id = tokenizer.end_id
         model.inputs = self.inputs(config, configs, model.process)
         return model

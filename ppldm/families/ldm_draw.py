@@ -11,18 +11,20 @@ from ..data.control import to_picture
 from ..data.shapes import nearest_to_square
 from ..diffusion.guided import draw, noises, sample_latents, to_pictures
 from ..utils.log import progress
-from ..utils.pictures import pad_alike, prompt_grid, tile
+from ..utils.pictures import pad_alike, prompt_grid, titled_rows
 from ..utils.processes.ranks import gather_in_order, gather_objects, shard
 from .base import Sitting
 
 NUM_PICTURES = 8  # of the batch, as published, or at a time
+ROWS = ("original", "reconstruction", "noised", "predicted")  # of the batch's pictures
 
 
 def draw_sample_pictures(sitting: Sitting) -> dict:
-    """Pictures by tag on the main process: originals, where all are there, over their reconstructions, and samples of
-    each scale, beside control images where there are some. Samples are of the prompts, from the noise of (seed,
-    prompt), with buckets in the shape nearest to a square; without any, of the first NUM_PICTURES captions and noises
-    of the batches. The ranks share the work; a collective call."""
+    """Pictures by tag on the main process: originals, where all are there, over their reconstructions and, with
+    --draw_predictions, what the loss is shown of them and what is predicted by that; and samples of each scale, beside
+    control images where there are some. Samples are of the prompts, from the noise of (seed, prompt), with buckets in
+    the shape nearest to a square; without any, of the first NUM_PICTURES captions and noises of the batches. The ranks
+    share the work; a collective call."""
     world, prompts, tokenizer = sitting.world, sitting.prompts, sitting.model.tokenizer
     own = {name: sitting.batch[name][: len(shard(NUM_PICTURES, world))] for name in ("input_ids", "noise")}
     my_prompts = [prompts[number] for number in shard(len(prompts), world)]
@@ -31,20 +33,20 @@ def draw_sample_pictures(sitting: Sitting) -> dict:
     if not world.is_main:
         return {}
     drawn = {tag: gather_in_order([one[tag] for one in gathered]) for tag in gathered[0]}
-    captions, pairs = drawn.pop("captions"), drawn.pop("reconstruction")
-    originals = [original for original, _ in pairs if original is not None]
-    both = pad_alike([*(originals if len(originals) == len(pairs) else ()), *(decoded for _, decoded in pairs)])
+    captions, columns = drawn.pop("captions"), drawn.pop("reconstruction")
+    rows = dict(zip(ROWS, map(list, zip(*columns, strict=True)), strict=False))
+    rows = {name: row for name, row in rows.items() if not any(one is None for one in row)}
     leads = drawn.pop("control", ())
     samples = {}
     for tag, row in drawn.items():
         alike = pad_alike([*leads, *row])
         cells = [[*one] for one in zip(alike[: len(row)], alike[len(row) :], strict=True)] if leads else alike[:, None]
         samples[tag] = prompt_grid(captions, cells, columns=NUM_PICTURES // (2 if leads else 1))
-    return samples | {"reconstruction": tile(both, len(pairs))}
+    return samples | {"reconstruction": titled_rows(rows)}
 
 
 def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
-    """This rank's pictures by tag; of reconstructions pairs of original and decoded."""
+    """This rank's pictures by tag; of reconstructions those of `ROWS` for each sample."""
     model, tokenizer = sitting.model, sitting.model.tokenizer
     drawings = (replace(model.usual, guidance_scale=scale).fit(model.process) for scale in sitting.guidance_scales)
     tagged = {f"{one.sampler}-samples-{one.guidance_scale}": one for one in drawings}
@@ -70,6 +72,10 @@ def _draw_own(sitting: Sitting, own: dict, my_prompts: list[str]) -> dict:
         drawn = partial(draw, model, tokenizer, shape=shape, seed=sitting.seed, check=False, **settings)
         if len(own["noise"]):
             found["reconstruction"] = _reconstruct(model, sitting.batch, len(own["noise"]))
+            if sitting.config.draw_predictions:
+                predicted = _predict(model, sitting.batch, len(own["noise"]))
+                columns = zip(found["reconstruction"], predicted, strict=True)
+                found["reconstruction"] = [(*made, *shown) for made, shown in columns]
         for tag, drawing in tagged.items():
             for number, chunk in enumerate(chunks):
                 led = _led(model, controls, number * NUM_PICTURES, len(chunk))
@@ -111,3 +117,13 @@ def _reconstruct(model, batch: dict, count: int) -> list[tuple]:
     places = batch["uncached"][:, 0].tolist() if "uncached" in batch else [*range(len(pixels))]
     originals = dict(zip(places, pixels[places] if len(pixels) > len(places) else pixels, strict=True))
     return [(originals.get(number), picture) for number, picture in enumerate(decoded)]
+
+
+def _predict(model, batch: dict, count: int) -> list[tuple]:
+    """(x_t, the x_0 that is predicted by it) of the first samples of a batch, at their own noise levels, decoded."""
+    model.watched = watched = []
+    try:
+        model.loss(batch)
+    finally:
+        model.watched = None
+    return list(zip(*(to_pictures(model.decode(one[:count])) for one in watched[0]), strict=True))

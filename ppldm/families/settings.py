@@ -30,6 +30,8 @@ _ONE_DECAY = Needs(
     lambda given: given.use_ema and given.ema_start_iters is given.ema_iters is given.ema_beta is None,
 )
 _P2 = Needs("--loss_weighting p2", lambda given: given.loss_weighting == "p2")
+_LOOKED_AT = Needs("--image_logging_steps above 0", lambda given: given.image_logging_steps > 0)
+_AVERAGED = Needs("an average (--use_ema, --ema_posthoc)", lambda given: given.decay() or given.ema_posthoc)
 _POSTHOC = Needs("--ema_posthoc", lambda given: given.ema_posthoc is not None)
 _NEEDS_LORA = Needs("--lora_rank", lambda given: given.lora_rank is not None)
 _OF_PARTS = Needs(
@@ -172,6 +174,11 @@ class AverageSettings:
     "Average every this many updates, with --ema_beta for a decay (default: 100)."
     ema_beta: Share | None = _optimizer(None, part_of="ema")
     "Decay of the average that is taken every --ema_iters updates (default: 0.9)."
+    offload_ema: bool = _optimizer(False, needs=_AVERAGED)
+    "Keep and update the averages in host memory, which saves 4 bytes a trained parameter of a device's."
+    draw_unaveraged: bool = _drawn(False, needs=_AVERAGED)
+    "Draw all pictures by the weights themselves too, beside those by their average."
+    foreach_ema: bool = _optimizer(False, "Accepted for diffusers' command lines and not used.")
     ema_posthoc: list[float] | None = _optimizer(None, bounds=Bounds(above=0, most=LARGEST_STD), identity=True)
     """Track two more averages, of these relative standard deviations (0.05 0.10 recommended), and keep snapshots of
     them, from which `ppldm ema` makes any other after the training (docs/methods.md)."""
@@ -249,6 +256,9 @@ class DrawnSettings:
     model_max_length: Count = _loss(77, "Tokens of a caption; longer ones are cut, shorter ones padded.", unit="tokens")
     image_logging_steps: int = _drawn(1000, unit="updates")
     "Draw sample pictures every this many updates; 0 or less: never."
+    draw_predictions: bool = _drawn(False, needs=_LOOKED_AT)
+    """Below the reconstruction, show the batch's pictures as the network is shown them, at their noise levels, and what
+    it makes of each in one step."""
     guidance_scale: float | None = _drawn(
         None,
         f"Guidance scale that the model is drawn with {_KEEPS}, else {USUAL.guidance_scale}).",

@@ -19,7 +19,8 @@ class DenoisingModel(Model):
     """A subclass calls `denoising_loss` in its forward. denoiser_name: of the component that predicts. sampling: what
     samplers are told beside the process. led_by: the input by which pictures lead. words: the name in `condition` of
     the states of a caption's words, where it is told no other of it; joins_words: of any number. takes_mask: it
-    inpaints. coarse_noise: of `utils.rng.pyramid`. usual: how it is drawn."""
+    inpaints. coarse_noise: of `utils.rng.pyramid`. usual: how it is drawn. watched: takes (x_t as it is shown to the
+    network, the x_0 that it says) [B, C, h, w] of each loss, where somebody looks."""
 
     denoiser_name: str
     sampling: Mapping = MappingProxyType({})
@@ -29,6 +30,7 @@ class DenoisingModel(Model):
     joins_words = True
     coarse_noise: bool = False
     usual: Drawing = USUAL
+    watched: list | None = None
 
     def __init__(self, process: Process, **parts):
         """Levels and weights of `process`; where these are learned, they are a part of the model's state. parts: the
@@ -84,6 +86,8 @@ class DenoisingModel(Model):
         noisy = add_noise(latents, noise, scales)
         shown = noisy if input_noise is None else add_noise(latents, input_noise, scales)
         predicted = self.process.prediction(predict(shown, level).astype("float32"), noisy, scales[1])
+        if self.watched is not None:
+            self.watched.append((shown, self.process.picture(predicted, noisy, scales)))
         target = self.process.target(latents, noise, scales)
         if seen:
             predicted, target = seen(predicted), seen(target)

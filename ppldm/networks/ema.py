@@ -19,15 +19,16 @@ class Decay(Protocol):
 
 
 class ExponentialMovingAverage:
-    """Float32 averages of the given parameters (name to parameter), or of those that are kept here."""
+    """Float32 averages of the given parameters (name to parameter), or of those that are kept here; `offloaded`: in
+    host memory, where they are updated too."""
 
-    def __init__(self, parameters: dict, decay: Decay, kept: Collection | None = None):
-        self.decay = decay
+    def __init__(self, parameters: dict, decay: Decay, kept: Collection | None = None, offloaded: bool = False):
+        self.decay, self.offloaded = decay, offloaded
         self.num_updates = 0
         self.parameters = parameters
         self._at_once = operators_are_usable() and all(one.dtype == paddle.float32 for one in parameters.values())
         kept = parameters if kept is None else kept
-        self.shadow = {name: parameters[name].detach().clone().astype("float32") for name in kept}
+        self.shadow = {name: self._at_home(parameters[name].detach().clone()).astype("float32") for name in kept}
 
     @paddle.no_grad()
     def update(self, master_weights: Mapping) -> None:
@@ -40,7 +41,7 @@ class ExponentialMovingAverage:
             return average(list(self.shadow.values()), [self.parameters[name] for name in self.shadow], 1.0 - decay)
         for name, shadow in self.shadow.items():
             parameter = self.parameters[name]
-            value = master_weights.get(parameter.name, parameter).detach().astype("float32")
+            value = self._at_home(master_weights.get(parameter.name, parameter).detach()).astype("float32")
             if decay == 0.0:
                 shadow.set_value(value)
             else:
@@ -64,7 +65,11 @@ class ExponentialMovingAverage:
         """Take over what `state_dict` gave. Raises KeyError for a parameter that it lacks."""
         self.num_updates = int(state["num_updates"])
         for name, shadow in self.shadow.items():
-            shadow.set_value(state[name])
+            shadow.set_value(self._at_home(paddle.to_tensor(state[name])) if self.offloaded else state[name])
+
+    def _at_home(self, value):
+        """A tensor where the averages lie."""
+        return value.cpu() if self.offloaded else value
 
     @paddle.no_grad()
     def _assign(self, values: dict) -> None:

@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 
+from ..config.training import PACKAGES
 from ..utils.errors import ConfigError, DataError
 from ..utils.files import atomic_write, write_text
 from ..utils.log import get_logger
@@ -20,11 +21,8 @@ _LONGEST_LINE = 1 << 16  # bytes
 SAMPLES_DIR = "samples"
 PICTURE = re.compile(r"step-(\d+)-(.+)\.png")  # as the Reporter names them
 VISUALDL_FILE = "vdlrecords.ppldm.log"
-WANDB_ID_FILE = "wandb-run-id"
+WANDB_ID_FILE, COMET_KEY_FILE = "wandb-run-id", "comet-experiment-key"
 _MAX_OLD_PICTURES = 10  # of a tag, shown again in VisualDL after a resume; its page shows no more
-
-# The package that each name of --report_to needs.
-PACKAGES = {"visualdl": "visualdl", "tensorboard": "tensorboardX", "wandb": "wandb"}
 
 
 def read_metrics(path) -> list[dict]:
@@ -109,7 +107,7 @@ def check_reporters(names: list[str]) -> None:
         if name == "none":
             continue
         if name not in PACKAGES:
-            raise ConfigError(f"--report_to {name} is not known; use {', '.join(PACKAGES)} or none")
+            raise ConfigError(f"--report_to {name} is not known; use {', '.join(PACKAGES)}, all or none")
         if importlib.util.find_spec(PACKAGES[name]) is None:
             fix = f"run pip install {PACKAGES[name]}, or omit {name}"
             raise ConfigError(f"--report_to {name} needs a package that is not installed; {fix}")

@@ -25,7 +25,7 @@ from ..utils.machine.devices import current_kind
 
 _CHUNK_SIZE = 65536  # elements that a block of the GPU kernel takes at a time, as in Paddle's own tests of it
 # Paddle keys the state of a half-precision parameter by its float32 master.
-_STATE_KEY = re.compile(r"(.+?)(?:_fp32_master_\d+)?_(?:moment[12]|beta[12]_pow_acc)_\d+")
+_STATE_KEY = re.compile(r"(.+?)(?:_fp32_master_\d+)?_(?:moment[12]|absmax[12]|beta[12]_pow_acc)_\d+")
 
 
 def build_optimizer(
@@ -296,6 +296,11 @@ def parameter_of(key: str) -> str | None:
 def matrices_of(optimizer) -> set[str]:
     """The parameters that Muon updates, by Paddle's name; none but with `--optimizer muon`."""
     return set(getattr(optimizer, "matrices", ()))
+
+
+def in_8_bits(optimizer) -> set[str]:
+    """The parameters whose moments are kept in 8 bits, by Paddle's name; none but with `--optimizer adamw8bit`."""
+    return set(getattr(optimizer, "in_8_bits", ()))
 
 
 def has_master(optimizer, parameter) -> bool:

@@ -195,13 +195,14 @@ def make_state(family: Family, config, model, arguments, max_steps: int, global_
         from .distributed.parameters import ParameterShares
 
         kept = ParameterShares(model, adamw).own()
-    average = ExponentialMovingAverage(trained, decay, kept) if decay else None
+    offloaded = getattr(config, "offload_ema", False)
+    average = ExponentialMovingAverage(trained, decay, kept, offloaded) if decay else None
     stds = getattr(config, "ema_posthoc", None) or ()
     posthoc = {}
     if stds:
         from ..methods.averages.ema_posthoc import PowerDecay
 
-        posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std), kept) for std in stds}
+        posthoc = {std: ExponentialMovingAverage(trained, PowerDecay(std), kept, offloaded) for std in stds}
     optimizer.decorate(model, adamw, arguments)
     if optimizer.is_sharded(adamw):
         adamw.log_share()
@@ -216,6 +217,10 @@ def optimizer_kind(arguments, world: World, trained: dict) -> Callable:
         from ..methods.muon import muon
 
         kind = muon(kind, trained, arguments.muon_momentum, arguments.muon_nesterov)
+    if arguments.optimizer == "adamw8bit":
+        from ..methods.adamw8bit import adamw8bit
+
+        kind = adamw8bit(kind, trained)
     if arguments.sharding and world.size > 1:
         from .distributed.sharding import sharded
 

@@ -386,6 +386,10 @@ def open_sinks(
             from .sinks import WandbSink
 
             found.append(WandbSink(output_dir, start_step, config))
+        elif name == "comet_ml":
+            from .sinks import CometSink
+
+            found.append(CometSink(output_dir, start_step, config))
     for sink in found:
         if first and (start_step == 0 or sink.begins_anew):
             sink.add_pictures(0, first)

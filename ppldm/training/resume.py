@@ -17,7 +17,7 @@ from ..weights.formats.files import read_arrays
 from ..weights.formats.paddle_files import NAME_TABLE, read_tree
 from ..weights.model_file import ModelDescription, has_model_file, read_model_file
 from .checkpoint import DATA_FILE, POSTHOC_STATE, TrainingState, read_manifest, versions, without
-from .optimizer import is_sharded, matrices_of, parameter_of
+from .optimizer import in_8_bits, is_sharded, matrices_of, parameter_of
 
 # Settings that follow from others: where one of those differs too, it is the one to name.
 _FOLLOW = ("rows", "max_steps")
@@ -194,6 +194,7 @@ def load_optimizer(folder: Path, state: TrainingState) -> None:
     known = {parameter_of(key) for key in moments} - {None}
     squares = {parameter_of(key) for key in moments if "_moment2_" in key}
     known &= squares ^ matrices_of(state.optimizer)  # which have no mean of squares
+    known -= {parameter_of(key) for key in moments if "_absmax2_" in key} ^ in_8_bits(state.optimizer)
     known |= state.untrained(read_manifest(folder)["global_step"]) if known else set()
     for parameter in state.model.parameters():
         if known and not parameter.stop_gradient and parameter.name not in known:

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import paddle
 
 from .. import __version__
@@ -90,6 +91,11 @@ class TrainingRun:
             from .output_store import OutputStore
 
             self._store = OutputStore(self.output_dir, self.arguments.output_store)
+        self._hub = None
+        if self.arguments.push_to_hub and self.world.is_main:
+            from .hub import HubRepository
+
+            self._hub = HubRepository(self.arguments)
         # Read now: the checkpoint that the run goes on from will be rotated away.
         before = checkpoints.read_manifest(self.checkpoint) if self.checkpoint else {}
         is_own = self.checkpoint and self.checkpoint.resolve().parent == self.output_dir.resolve()
@@ -186,7 +192,13 @@ class TrainingRun:
         scales = sorted(scales, key=lambda scale: scale != usual)  # the model's own first
         sitting = Sitting(self.model_settings, model, self.dataset, batch, prompts, scales, seed, self.world)
         with undisturbed(self.state), autocast(self.arguments)():
-            return self.family.draw(sitting)
+            pictures, numbers = self.family.draw(sitting)
+        if self.state.ema and getattr(self.model_settings, "draw_unaveraged", False):
+            with undisturbed(self.state, averaged=False), autocast(self.arguments)():
+                found, _ = self.family.draw(sitting)
+            same = [tag for tag, one in found.items() if np.array_equal(one, pictures[tag])]  # made by what is frozen
+            pictures |= {f"{tag}-unaveraged": one for tag, one in found.items() if tag not in same}
+        return pictures, numbers
 
     def export(self, metadata: dict) -> Path:
         """The folder of the trained model, or of its adapters, written, with `metadata` beside the weights."""
@@ -235,6 +247,8 @@ class TrainingRun:
         if self._store:
             self._store.push(wait=True)
         get_logger().info("trained model: %s", folder)
+        if self._hub:
+            self._hub.push(folder, f"After update {step}")
 
 
 def copy_to_host(value, into=None):

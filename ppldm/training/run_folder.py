@@ -165,7 +165,7 @@ def prepare_output(arguments: TrainingOptions, world: World, config: dict, store
             store.push(wait=True)  # what other machines go on from must be there
         chosen = [find_checkpoint(folder, arguments.resume_from_checkpoint)]
         step = read_manifest(chosen[0])["global_step"] if chosen[0] else 0
-        if step:
+        if chosen[0]:
             set_aside_after(folder, step)
         if not (folder / RUN_FILE).exists():
             write_json(folder / RUN_FILE, config)

@@ -12,6 +12,7 @@ and the learning rate goes on, so that which samples and which rate belong to a 
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -68,7 +69,10 @@ def train(run: TrainingRun, loop: Callable[["Updates"], int]) -> None:
             run.snapshots.announce(run.start_step, run.max_steps)
         control = Control(run.output_dir, run.world)
         control.open(start_step=run.start_step, max_steps=run.max_steps, **machine_record(run.world))
-        with run.saves, Reporter(run) as reporter, stop_on_signals() as request, paddle.utils.unique_name.guard():
+        garbage, names = collected_at_times(run.arguments.gc_steps), paddle.utils.unique_name.guard()
+        with run.saves, Reporter(run) as reporter, stop_on_signals() as request, garbage, names:
+            if 0 in run.arguments.save_at and not run.checkpoint:
+                run.save(TrainerState(0, run.max_steps))
             step = loop(Updates(run, reporter, request))
             if step < run.max_steps:
                 remove_signs(run.world)
@@ -266,8 +270,11 @@ class Updates:
         if run.snapshots:
             run.keep_snapshots(step)
         self.reporter.after_update(step, update, micro_batches)
+        if run.arguments.gc_steps and step % run.arguments.gc_steps == 0:
+            gc.collect()
         periods = (run.arguments.save_steps, run.arguments.backup_every)
         self._save_is_due |= any(period > 0 and step % period == 0 for period in periods)
+        self._save_is_due |= step in run.arguments.save_at
         self._save_is_due |= Order.SAVE_NOW in update.orders
         is_last = update.stop or step == run.max_steps
         save = is_last or (self._save_is_due and not self.guard.num_skipped_in_a_row)
@@ -353,6 +360,20 @@ class Control:
                 text = "%s cannot be removed (%s), so it is not obeyed; make it as the user of the run, a plain file"
                 get_logger().warning(text, self.folder / name, error.strerror)
         return asked
+
+
+@contextmanager
+def collected_at_times(every: int):
+    """Inside, unless `every` is 0, only `Updates.finish` collects garbage; what there is now is collected first."""
+    if not every or not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 @contextmanager

@@ -33,13 +33,18 @@ _REMEDY = "take it out of one of them, for a loss on rows that were trained on s
 
 
 @contextmanager
-def undisturbed(state: TrainingState):
-    """Evaluation mode and averaged weights inside; afterwards weights, modes and generators as before, to the bit."""
+def undisturbed(state: TrainingState, averaged: bool = True):
+    """Evaluation mode and, where there are some, averaged weights inside; afterwards weights, modes and generators as
+    before, to the bit."""
     modes = [(layer, layer.training) for layer in state.model.sublayers(include_self=True)]
     generators = paddle.get_rng_state()
     state.model.eval()
     try:
-        with state.ema.applied() if state.ema else nullcontext(), state.whole_parameters(), paddle.no_grad():
+        with (
+            state.ema.applied() if state.ema and averaged else nullcontext(),
+            state.whole_parameters(),
+            paddle.no_grad(),
+        ):
             yield
     finally:
         for layer, training in modes:

@@ -204,6 +204,16 @@ def pad_alike(pictures: list[np.ndarray]) -> np.ndarray:
     return padded
 
 
+def titled_rows(rows: dict[str, list[np.ndarray]]) -> np.ndarray:
+    """One picture, [H, W, 3] uint8, of rows of as many pictures of any sizes, each row below its name."""
+    alike, count = pad_alike([picture for row in rows.values() for picture in row]), len(next(iter(rows.values())))
+    places = enumerate(rows)
+    found = [with_title(tile(alike[place * count : (place + 1) * count], count), name) for place, name in places]
+    width = max(row.shape[1] for row in found)
+    beside = [((0, 0), (0, width - row.shape[1]), (0, 0)) for row in found]
+    return np.concatenate([np.pad(row, one, constant_values=255) for row, one in zip(found, beside, strict=True)])
+
+
 def tile(pictures: np.ndarray, columns: int) -> np.ndarray:
     """[N, H, W, 3] uint8 to one picture [rows H, columns W, 3], row by row, white where N does not fill it."""
     count, height, width, _ = pictures.shape

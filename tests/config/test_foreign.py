@@ -83,6 +83,7 @@ def test_open_diffusion(tmp_path):
         "family": "stable_diffusion",
         **{"data.caption_drop": 0.0, "data.crop_fraction": 1.0, "data.random_crop": False},
         **{"data.interpolation": "bicubic", "logging.logging_steps": 40},
+        "run.save_at": [0],
         "logging.report_to": ["visualdl", "wandb"],
         "run.gradient_accumulation_steps": 2,
         "run.per_device_train_batch_size": 32,
@@ -143,6 +144,7 @@ def test_stable_cascade(tmp_path):
     assert settings["data.bucket_upscale"] and not settings["data.smart_crop"]
     own = {
         "family": "cascade_prior",
+        "run.save_at": [1],
         "model.loss_weighting": "p2",
         **{"data.caption_drop": 0.05, "optimizer.weight_decay": 0.01, "optimizer.max_grad_norm": 1.0},
         "model.image_encoder_name_or_path": "stabilityai/stable-cascade-prior",
@@ -213,8 +215,10 @@ def test_stages_are_known_by_their_versions(tmp_path):
         settings = translate(tmp_path, f"lr: 1\n{text}").settings
         assert settings["family"][0] == "cascade_decoder" and settings["model.decoder_name_or_path"][0] == name
         assert settings["model.vqgan_name_or_path"][0] == "stabilityai/stable-cascade"
-    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B\nuse_8bit_adam: true").left_out
-    assert left_out["use_8bit_adam"].startswith("Paddle has no 8-bit Adam")
+    for text, name in (("true", "adamw8bit"), ("false", "adamw")):
+        found = translate(tmp_path, f"lr: 1\nmodel_version: 3B\nuse_8bit_adam: {text}")
+        assert found.settings["optimizer.optimizer"][0] == name and "use_8bit_adam" not in found.left_out
+    left_out = translate(tmp_path, "lr: 1\nmodel_version: 9B").left_out
     assert "model_version 9B is not built here" in left_out["model_version"]
 
 
@@ -363,7 +367,7 @@ def test_the_command_writes_a_recipe(tmp_path, capsys, monkeypatch):
     (tmp_path / "theirs.yaml").write_text(OPEN_DIFFUSION)
     run(["config", "import", "theirs.yaml", "--out", "sub.yaml"])
     out = capsys.readouterr().out
-    assert "sub.yaml: 29 settings" in out and "  experiment.requeue: always so" in out
+    assert "sub.yaml: 30 settings" in out and "  experiment.requeue: always so" in out
     layers = file_layers(tmp_path / "sub.yaml")
     assert layers[0].values["data.resolution"] == 512 and (tmp_path / "sub.filelist").is_file()
     assert "very-secret" not in (tmp_path / "sub.yaml").read_text()

@@ -1,4 +1,5 @@
 import errno
+import gc
 import gzip
 import itertools
 import os
@@ -58,6 +59,18 @@ def test_workers_ranks_and_restarts_change_no_batch(make_dataset):
         assert all(np.array_equal(some[key], other[key]) for key in some)
     ids = np.concatenate([batch["row_ids"] for batch in whole])
     assert sorted(ids[:24]) == list(range(24)) and len(set(ids[24:])) == 12
+
+
+def test_workers_collect_garbage_though_the_training_process_does_not(make_dataset, monkeypatch):
+    dataset = make_dataset()
+    make_batch = dataset.make_batch
+    tell = lambda *given: make_batch(*given) | {"collects": np.full(2, gc.isenabled())}  # noqa: E731
+    monkeypatch.setattr(dataset, "make_batch", tell)
+    gc.disable()
+    try:
+        assert all(batch["collects"].all() for batch in batches(dataset, 2, max_steps=2))
+    finally:
+        gc.enable()
 
 
 def test_global_random_state_is_neither_read_nor_changed(make_dataset):

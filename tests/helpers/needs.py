@@ -40,6 +40,7 @@ NEEDS = {
     "resizer": _modules("albumentations", "wandb", "img2dataset.resizer"),
     "ray": _modules("ray"),
     "streaming": _modules("streaming"),
+    "comet": _modules("comet_ml"),
     "s3": _modules("s3fs", "moto.server"),
     "browser": _programs("chromium", "chromedriver"),
     "java": lambda: None if read_java_version() else "no Java on PATH",

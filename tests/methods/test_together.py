@@ -35,7 +35,7 @@ CHOICES = {
         ("dream",),
         STUDENT,
     ),
-    "optimizer": ("adamw", "muon"),
+    "optimizer": ("adamw", "adamw8bit", "muon"),
     "use_ema": (None, True),
     "ema_posthoc": (None, (0.05, 0.1)),
     "recompute": (None, None, True),

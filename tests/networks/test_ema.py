@@ -33,14 +33,15 @@ def parameter(value):
 
 @pytest.mark.parametrize("decay", DECAYS, ids=str)
 @pytest.mark.parametrize("restart_after", [None, 0, 1, 3])
-def test_closed_form_with_and_without_a_restart(decay, restart_after):
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_closed_form_with_and_without_a_restart(decay, restart_after, offloaded):
     values = [np.array([1.0, -2.0]) * k**2 for k in range(1, 9)]
     weight = parameter(values[0])
-    ema = ExponentialMovingAverage({"w": weight}, decay)
+    ema = ExponentialMovingAverage({"w": weight}, decay, offloaded=offloaded)
     for update, value in enumerate(values[1:]):
         if update == restart_after:
             state = {k: v.numpy() if isinstance(v, paddle.Tensor) else v for k, v in ema.state_dict().items()}
-            ema = ExponentialMovingAverage({"w": weight}, decay)
+            ema = ExponentialMovingAverage({"w": weight}, decay, offloaded=offloaded)
             ema.load_state_dict(state)
         weight.set_value(value.astype(np.float32))
         ema.update({})

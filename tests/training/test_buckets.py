@@ -177,7 +177,7 @@ def test_every_family_trains_on_several_shapes_and_draws_them(tiny, lists, tmp_p
     assert np.array_equal(Image.open(io.BytesIO(shown.image.encoded_image_string)).convert("RGB"), chart)
     drawn = Image.open(tmp_path / "run/samples/step-000003-reconstruction.png")
     # Beside one another the pictures of a batch, of one shape, or of the rows that an autoencoder is watched on.
-    assert drawn.height in ((22 + 2 * 32, 22 + 2 * 48) if name == "ldm" else (22 + 2 * 48,))
+    assert drawn.height in ((66 + 2 * 32, 66 + 2 * 48) if name == "ldm" else (66 + 2 * 48,))
 
 
 def start(words, *prefix):

@@ -49,7 +49,7 @@ RECIPES = {
         "family": "ldm",
         "model": NETWORKS,
         "data": {"file_list": "${oc.env:FOLDER}/tiny.filelist.list", "resolution": 32},
-        "run": {"output_dir": "${oc.env:OUT}/new"},
+        "run": {"output_dir": "${oc.env:OUT}/new", "hub_model_id": "me/${oc.env:WORD}", "hub_token": "${oc.env:WORD}2"},
         "logging": {"report_to": ["visualdl", "tensorboard"], "logging_dir": "${oc.env:OUT}/curves"},
         "validation": SAMPLES | {"validation_prompts": ["${oc.env:PHRASE}", "plain"]},
     },

@@ -1,5 +1,6 @@
 """The laws of training: two loops on one curve, any split of a batch, resumed to the bit."""
 
+import gc
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from ppldm.networks.model import LatentMap
 from ppldm.training.checkpoint import read_manifest
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
-from ppldm.training.train import run_loop
+from ppldm.training.train import collected_at_times, run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import (
     CheckpointError,
@@ -118,6 +119,57 @@ def test_a_signal_saves_and_the_same_command_goes_on(tiny, straight, tmp_path, k
     train(kind, flags)
     assert losses(tmp_path / "run") == losses(straight[kind])
     assert_equal_to_the_bit(weights(tmp_path / "run", 6), weights(straight[kind], 6))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_the_checkpoint_before_the_first_update_is_a_start(tiny, straight, tmp_path, kind):
+    """Its weights are those of a model just built; the limit holds for it, and a run that goes on from it has the
+    bits of one that begins."""
+    flags = tiny.flags(tmp_path / "run", max_steps=6, save_steps=3, use_ema=True)
+    train(kind, [*flags, "--save_at", "0", "1"])
+    assert sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*")) == [
+        f"checkpoint-{step}" for step in (0, 1, 3, 6)
+    ]
+    built = prepare(*parse_arguments([*tiny.flags(tmp_path / "new", use_ema=True), "--do_train"], kind == "loop"))
+    own = {name: value.numpy() for name, value in built.state.model.state_dict().items()}
+    assert_equal_to_the_bit(weights(tmp_path / "run", 0), own)
+    shutil.move(tmp_path / "run/checkpoint-0", tmp_path / "again/checkpoint-0")
+    flags = tiny.flags(tmp_path / "again", max_steps=6, save_steps=3, use_ema=True, save_total_limit=2)
+    run = train(kind, [*flags, "--save_at", "0", "1"])
+    assert run.start_step == 0 and run.checkpoint.name == "checkpoint-0"
+    assert sorted(path.name for path in (tmp_path / "again").glob("checkpoint-*")) == ["checkpoint-3", "checkpoint-6"]
+    assert losses(tmp_path / "again") == losses(tmp_path / "run") == losses(straight[kind])
+    for name in ("model_state.pdparams", "ema_state.pdparams", "optimizer.pdopt"):
+        assert_equal_to_the_bit(_flat(weights(tmp_path / "again", 6, name)), _flat(weights(straight[kind], 6, name)))
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_garbage_is_collected_at_set_times_alone(tiny, straight, tmp_path, kind, monkeypatch):
+    from ppldm.training.report import Reporter
+
+    seen, reached = [], [0]  # the update that was reached at each collection
+    after_update = Reporter.after_update
+
+    def note(self, step, *facts):
+        after_update(self, step, *facts)
+        reached[0] = step
+
+    def collected(phase, _):
+        if phase == "start":
+            seen.append(reached[0])
+
+    monkeypatch.setattr(Reporter, "after_update", note)
+    gc.callbacks.append(collected)
+    try:
+        train(kind, tiny.flags(tmp_path / "run", max_steps=6, save_steps=3, use_ema=True, gc_steps=2))
+        assert gc.isenabled() and [step for step in seen if 0 < step < 6] == [2, 4]
+        with pytest.raises(ZeroDivisionError), collected_at_times(1):
+            assert not gc.isenabled()
+            1 / 0  # noqa: B018
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(collected)
+    assert losses(tmp_path / "run") == losses(straight[kind])
 
 
 @pytest.mark.parametrize("kind", ["loop", "trainer"])

@@ -12,10 +12,10 @@ from ppldm.utils.processes.ranks import World
 MAX_STEPS = 9
 
 
-def follow(events: dict[int, str], periods=(3,)) -> list[int]:
+def follow(events: dict[int, str], periods=(3,), save_at=()) -> list[int]:
     """The steps that are saved of a run in which the updates of `events` are bad, or after which the user asks for
     something."""
-    arguments = SimpleNamespace(save_steps=periods[0], backup_every=sum(periods[1:]))
+    arguments = SimpleNamespace(save_steps=periods[0], backup_every=sum(periods[1:]), save_at=save_at, gc_steps=0)
     run = SimpleNamespace(world=World(), max_steps=MAX_STEPS, arguments=arguments, snapshots=None)
     updates = Updates.__new__(Updates)
     updates.run, updates._save_is_due = run, False
@@ -52,6 +52,18 @@ def follow(events: dict[int, str], periods=(3,)) -> list[int]:
 )
 def test_when_a_run_is_saved(events, saved):
     assert follow(events) == saved
+
+
+@pytest.mark.parametrize(
+    "events, save_at, saved",
+    [
+        ({}, (0, 1, 6, 7, 100), [1, 3, 6, 7, 9]),
+        ({1: "bad"}, (1,), [2, 3, 6, 9]),
+        ({1: "bad", 2: "bad"}, (1,), [3, 6, 9]),
+    ],
+)
+def test_single_updates_are_saved_beside_the_multiples(events, save_at, saved):
+    assert follow(events, save_at=save_at) == saved
 
 
 def test_a_reporter_touches_nothing_before_its_block(tmp_path):

@@ -87,6 +87,7 @@ class CascadePriorModel(CascadeModel):
     autoencoder = "effnet"
     denoiser_name = "prior"
     frozen = (*CascadeModel.frozen, "image_encoder")
+    previewer: tuple = ()  # a `Previewer`, out of Paddle's sight: it is no part of the model
 
     def condition(self, input_ids, text_embeddings=None) -> dict:
         """What the network is told of captions [B, L], and of no picture."""
@@ -116,9 +117,13 @@ class CascadePriorModel(CascadeModel):
 
     @paddle.no_grad()
     def decode(self, latents):
-        """Latents of variance 1 as something to look at, [B, 3, 32 h, 32 w] in -1 .. 1: three channels as colours."""
+        """Latents of variance 1 as something to look at, [B, 3, 32 h, 32 w] in -1 .. 1: what the previewer makes of
+        them, or three channels as colours."""
         shown = (latents[:, :3].astype("float32") / 3.0).clip(-1.0, 1.0)
-        return F.interpolate(shown, scale_factor=EFFNET_FACTOR, mode="nearest")
+        for previewer in self.previewer:
+            with paddle.amp.auto_cast(enable=False):
+                shown = previewer(latents.astype("float32")).clip(0.0, 1.0) * 2.0 - 1.0
+        return F.interpolate(shown, scale_factor=EFFNET_FACTOR * latents.shape[2] // shown.shape[2], mode="nearest")
 
     def forward(self, input_ids, timesteps, noise, text_embeddings=None, input_noise=None, clip_image=None, **lead):
         """The `denoising_loss` of the pictures' latents. lead: these, and what leads a subclass."""

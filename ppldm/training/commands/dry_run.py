@@ -2,10 +2,10 @@
 
 Bytes of each device for N trained parameters, as the optimizer and `networks/ema.py` keep them: weights 4 a parameter,
 trained or not, adapters too; with half precision at level O2 half of it, but for the VAE, and 4 N of float32 masters
-in the optimizer. Gradients 4 N; AdamW's moments 8 N, 4 of Muon's matrices; a moving average 4 N. `--sharding stage1`
-divides what the optimizer has by the devices, stage2 gradients too, stage3 trained weights and averages too, but for
-the layers that are gathered at a time. Activations are counted (`doctor.memory`); what the device's libraries take
-comes on top.
+in the optimizer. Gradients 4 N; AdamW's moments 8 N, 4 of Muon's matrices, 2 in 8 bits; a moving average 4 N, in host
+memory none. `--sharding stage1` divides what the optimizer has by the devices, stage2 gradients too, stage3 trained
+weights and averages too, but for the layers that are gathered at a time. Activations are counted (`doctor.memory`);
+what the device's libraries take comes on top.
 """
 
 from dataclasses import replace
@@ -38,10 +38,10 @@ def dry_run(recipe: Recipe, num_devices: int, as_json: bool, forecast) -> None:
 
 def reckon(recipe: Recipe, num_devices: int) -> dict:
     """Components with their parameters, samples of an update, bytes of a device by purpose, those of weights that only
-    other devices have at a time, bytes on the disk."""
+    other devices have at a time, of averages in host memory, bytes on the disk."""
     family, arguments = get_family(recipe.family), recipe.training
     halves = (arguments.fp16 or arguments.bf16) and arguments.fp16_opt_level == "O2"
-    components, weights, matrices, largest = {}, 0, 0, 0
+    components, weights, spared, largest = {}, 0, 0, 0
     untrained = (UNUSED, *(_ENCODING if getattr(recipe.model, "train_decoder_only", False) else ()))
     saved, exported, learned, added = (np.zeros(2, dtype=np.int64) for _ in range(4))  # (numbers, arrays), saved: bytes
     for name, network in family.networks(recipe.model, recipe.data).items():
@@ -60,17 +60,18 @@ def reckon(recipe: Recipe, num_devices: int) -> dict:
         learned += np.add((sum(own), len(own)), more)
         largest = max(largest, *own, 0)
         added += more
-        matrices += _in_matrices({key: shapes[key] for key in learning}) if arguments.optimizer == "muon" else 0
+        spared += _spared_bytes(arguments.optimizer, {key: shapes[key] for key in learning})
     trained = int(learned[0])
     shares = [num_devices if arguments.sharding in SHARDING_STAGES[stage:] else 1 for stage in range(3)]
-    moments = (12 if halves else 8) * trained - 4 * matrices
+    moments = (12 if halves else 8) * trained - spared
     average, share = 4 * trained * count_averages(recipe), -(-4 * trained // shares[2])
     elsewhere = 0 if shares[2] == 1 else max(0, 4 * trained - share - max(int(AT_A_TIME * share), 4 * largest))
     sizes = {"weights": weights - elsewhere, "gradients": -(-4 * trained // shares[1])}
-    sizes |= {"optimizer": -(-moments // shares[0]), "average": -(-average // shares[2])}
+    offloaded = average * getattr(recipe.model, "offload_ema", False)
+    sizes |= {"optimizer": -(-moments // shares[0]), "average": -(-(average - offloaded) // shares[2])}
     report = {"family": recipe.family, "components": components, "num_devices": num_devices}
     on_disk = _on_disk(recipe, moments + average, saved, exported, learned, added)
-    report |= {"samples_an_update": arguments.samples_of_update(num_devices)}
+    report |= {"samples_an_update": arguments.samples_of_update(num_devices), "bytes_offloaded": offloaded}
     return report | {"bytes_a_device": sizes, "bytes_on_disk": on_disk, "bytes_elsewhere": elsewhere}
 
 
@@ -97,11 +98,18 @@ def _on_disk(recipe: Recipe, states: int, saved, exported, learned, added) -> di
     }
 
 
-def _in_matrices(shapes: dict) -> int:
-    """Numbers of the trained parameters that Muon updates."""
-    from ...methods.muon import is_hidden_matrix
+def _spared_bytes(optimizer: str, shapes: dict) -> int:
+    """By how much its moments of these parameters are smaller than AdamW's."""
+    if optimizer == "muon":
+        from ...methods.muon import is_hidden_matrix
 
-    return sum(prod(shape) for key, shape in shapes.items() if is_hidden_matrix(key, shape))
+        return sum(4 * prod(shape) for key, shape in shapes.items() if is_hidden_matrix(key, shape))
+    if optimizer == "adamw8bit":
+        from ...methods.adamw8bit import BLOCK, SMALLEST
+
+        sizes = [size for size in map(prod, shapes.values()) if size >= SMALLEST]
+        return sum(8 * size - 2 * (BLOCK + 4) * -(-size // BLOCK) for size in sizes)
+    return 0
 
 
 def _low_rank(name: str, shapes: dict, config) -> tuple[int, int]:

@@ -221,6 +221,10 @@ def read_recipe(argv: list[str], loop: bool, config: type | None = LdmConfig, pr
             raise ConfigError(f"the hand-written loop has no --{stated.name}; omit it")
     recipe = recipe_of(settings, config)
     check_reporters(recipe.training.report_to)
+    if recipe.training.push_to_hub:
+        from ..hub import check_hub
+
+        check_hub(recipe.training)
     if not loop and not recipe.training.do_train:
         raise ConfigError("nothing to do: add --do_train")
     return recipe

@@ -21,7 +21,7 @@ import paddle
 from ...utils.log import get_logger
 from ...utils.machine.devices import device_name
 from ...utils.processes.ranks import World, gather_objects, waiting
-from ..optimizer import has_master, matrices_of, parameter_of, squared_norms
+from ..optimizer import has_master, in_8_bits, matrices_of, parameter_of, squared_norms
 
 _MOMENT_BYTES = 4  # of an element, in float32; AdamW has two moments of it
 _MASTER_BYTES = 4
@@ -125,7 +125,11 @@ class ShardedOptimizer:
 
     def log_share(self) -> None:
         """Say what shares save, once parameters have their types."""
-        moments = {p.name: _MOMENT_BYTES * (1 if p.name in matrices_of(self) else 2) for p in self._parameter_list}
+        matrices, small = matrices_of(self), in_8_bits(self)
+        moments = {
+            p.name: 2 if p.name in small else _MOMENT_BYTES * (1 if p.name in matrices else 2)
+            for p in self._parameter_list
+        }
         sizes = {p.name: p.size * (moments[p.name] + _MASTER_BYTES * has_master(self, p)) for p in self._parameter_list}
         total, own = sum(sizes.values()), sum(size for name, size in sizes.items() if self.owns(name))
         stage = "stage3" if self.parameter_shares else "stage2" if self.gradients else "stage1"
@@ -229,15 +233,18 @@ def _let_go(parameters: list) -> None:
 
 
 def gather_tensors(tensors: dict, world: World) -> dict:
-    """All ranks' float32 tensors by key, with their names, in the main process' host memory; {} on the others. One
-    after another, so that no device needs room for more than one that is not its own."""
+    """All ranks' tensors by key, with their names, in the main process' host memory; {} on the others. One after
+    another, so that no device needs room for more than one that is not its own."""
     whole = {}
     # Those of one element lie in host memory on some devices, whose collectives do not take them.
-    own = {key: (one.name, one.shape, one.numpy() if one.size == 1 else None) for key, one in tensors.items()}
+    own = {
+        key: (one.name, (one.shape, str(one.dtype)[7:]), one.numpy() if one.size == 1 else None)
+        for key, one in tensors.items()
+    }
     for rank, described in enumerate(gather_objects(own, world)):
-        for key, (name, shape, small) in described.items():
+        for key, (name, kind, small) in described.items():
             if small is None:
-                value = _broadcast(tensors.get(key), shape, rank, world)
+                value = _broadcast(tensors.get(key), rank, world, *kind)
             else:
                 value = paddle.to_tensor(small, place=paddle.CPUPlace())
             if world.is_main:
@@ -246,9 +253,9 @@ def gather_tensors(tensors: dict, world: World) -> dict:
     return whole
 
 
-def _broadcast(value, shape, rank: int, world: World):
-    """The float32 `value` of `rank`, on all ranks."""
-    value = value if world.rank == rank else paddle.empty(shape, "float32")
+def _broadcast(value, rank: int, world: World, shape, dtype: str = "float32"):
+    """The `value` of `rank`, on all ranks."""
+    value = value if world.rank == rank else paddle.empty(shape, dtype)
     with waiting(world):
         paddle.distributed.broadcast(value, rank)
     return value
@@ -267,7 +274,7 @@ class _AllMasters(Mapping):
 
     def __getitem__(self, name: str):
         own = self.optimizer._master_weights.get(name)
-        return _broadcast(own, self.shapes[name], self.optimizer.owners[name], self.optimizer.world)
+        return _broadcast(own, self.optimizer.owners[name], self.optimizer.world, self.shapes[name])
 
     def __contains__(self, name) -> bool:  # Mapping's own looks it up
         return name in self.shapes

@@ -112,6 +112,7 @@ def estimate(recipe: Recipe, num_devices: int) -> Memory:
     family, arguments = get_family(recipe.family), recipe.training
     reckoned = reckon(recipe, num_devices)
     states, on_disk = reckoned["bytes_a_device"], reckoned["bytes_on_disk"]
+    states["average"] += 0 if current_kind().own_memory else reckoned["bytes_offloaded"]
     networks = family.networks(recipe.model, recipe.data)
     configs = {family.components[name]: one.config for name, one in networks.items()}
     adapted = getattr(recipe.model, "lora_components", ()) if getattr(recipe.model, "lora_rank", None) else ()

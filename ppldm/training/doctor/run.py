@@ -368,10 +368,11 @@ def seconds_an_update(folder: Path) -> float:
 
 
 def count_checkpoints(arguments: TrainingOptions, max_steps: int) -> int:
-    """How many a run keeps at its end: the newest, and those of --backup_every."""
+    """How many a run keeps at its end: the newest, --save_at among them, and those of --backup_every."""
     every = arguments.backup_every
     backups = set(range(every, max_steps + 1, every)) if every else set()
-    saved = sorted({*range(arguments.save_steps, max_steps, arguments.save_steps), max_steps, *backups})
+    single = {step for step in arguments.save_at if step < max_steps}
+    saved = sorted({*range(arguments.save_steps, max_steps, arguments.save_steps), *single, max_steps, *backups})
     return len({*saved[-(arguments.save_total_limit or 0) :], *backups})
 
 

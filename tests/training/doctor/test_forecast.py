@@ -52,10 +52,17 @@ def test_a_run_of_days_on_a_cpu_is_a_warning():
 
 
 @pytest.mark.parametrize(
-    ("save", "limit", "backup", "count"), [(10, None, 0, 10), (10, 2, 0, 2), (30, None, 0, 4), (10, 2, 50, 3)]
+    ("save", "at", "limit", "backup", "count"),
+    [
+        (10, (), None, 0, 10),
+        (10, (), 2, 0, 2),
+        (30, (), None, 0, 4),
+        (10, (), 2, 50, 3),
+        (30, (0, 1, 30, 500), None, 0, 6),
+    ],
 )
-def test_a_run_keeps_so_many_checkpoints(save, limit, backup, count):
-    arguments = SimpleNamespace(save_steps=save, save_total_limit=limit, backup_every=backup)
+def test_a_run_keeps_so_many_checkpoints(save, at, limit, backup, count):
+    arguments = SimpleNamespace(save_steps=save, save_at=at, save_total_limit=limit, backup_every=backup)
     assert count_checkpoints(arguments, 100) == count
 
 

@@ -7,7 +7,7 @@ from ppldm.families.base import get_family
 from ppldm.training.commands.dry_run import reckon
 from ppldm.training.commands.train import check_early, run_recipe
 from ppldm.training.doctor.memory import estimate
-from ppldm.training.optimizer import matrices_of
+from ppldm.training.optimizer import in_8_bits, matrices_of
 from ppldm.training.prepare import prepare
 
 ON_BASE = {"vae_name_or_path": None, "text_encoder_config_file": None, "unet_config_file": None, "tokenizer_name": None}
@@ -26,6 +26,8 @@ SETTINGS = {
     "autoencoder with a discriminator": ("autoencoder", AUTOENCODER | {"adversarial_weight": 0.5, "use_ema": "true"}),
     "decoder": ("autoencoder", DECODER | POSTHOC),
     "muon": ("ldm", {"optimizer": "muon"}),
+    "eight bits": ("ldm", {"optimizer": "adamw8bit"}),
+    "averages in host memory": ("ldm", {"use_ema": "true", "offload_ema": "true"}),
     "muon of an autoencoder": ("autoencoder", AUTOENCODER | {"adversarial_weight": 0.5, "optimizer": "muon"}),
 }  # fmt: skip
 
@@ -41,18 +43,23 @@ def recipe_of(tiny, folder, family: str, changes: dict):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_bytes_that_are_reckoned_are_those_that_a_run_holds(tiny, tmp_path, name):
     recipe = recipe_of(tiny, tmp_path, *SETTINGS[name])
-    told = reckon(recipe, 1)["bytes_a_device"]
+    reckoned = reckon(recipe, 1)
+    told = reckoned["bytes_a_device"]
     state = prepare(recipe.model, recipe.data, recipe.training).state
     if not state.model.adapters:
         assert set(get_family(recipe.family).unsaved(recipe.model)) == set(state.model.unsaved)
     parameters = [*state.model.trained_parameters().values()]
     trained = sum(one.size for one in parameters)
-    moments = sum(one.size * (1 if one.name in matrices_of(state.optimizer) else 2) for one in parameters)
+    moments = sum(4 * one.size * (1 if one.name in matrices_of(state.optimizer) else 2) for one in parameters)
+    large = [one.size for one in parameters if one.name in in_8_bits(state.optimizer)]
+    moments += sum(2 * 260 * -(-size // 256) - 8 * size for size in large)
     weights = sum(one.size for one in state.model.parameters())
     averages = sum(
         array.size for average in (state.ema, *state.posthoc.values()) if average for array in average.shadow.values()
     )
-    assert told == {"weights": 4 * weights, "gradients": 4 * trained, "optimizer": 4 * moments, "average": 4 * averages}
+    told["average"] += reckoned["bytes_offloaded"]  # on a CPU all is in one memory
+    assert bool(reckoned["bytes_offloaded"]) == ("host memory" in name)
+    assert told == {"weights": 4 * weights, "gradients": 4 * trained, "optimizer": moments, "average": 4 * averages}
 
 
 @pytest.mark.slow

@@ -3,12 +3,15 @@
 import json
 import struct
 import sys
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from ppldm.config.training import TrainingOptions
 from ppldm.training.metrics import (
+    COMET_KEY_FILE,
     METRICS_FILE,
     PACKAGES,
     SAMPLES_DIR,
@@ -114,6 +117,41 @@ def test_wandb_goes_on_under_one_number(tmp_path, monkeypatch):
     assert (tmp_path / WANDB_ID_FILE).read_text().strip() != number
 
 
+@pytest.mark.slow
+@pytest.mark.needs("comet")
+def test_comet_goes_on_under_one_key(tmp_path, monkeypatch):
+    """Off line each start leaves a .zip, whose messages are what it would have sent."""
+    monkeypatch.setenv("COMET_START_ONLINE", "false")
+    monkeypatch.setenv("COMET_LOGGING_CONSOLE", "ERROR")
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--token", "hidden-7c1f"])
+    keys, archives = [], set()
+    for resume_at, steps in ((0, range(1, 5)), (2, range(3, 6)), (0, range(1, 3))):
+        write(tmp_path, ["comet_ml"], resume_at, steps)
+        keys.append((tmp_path / COMET_KEY_FILE).read_text().strip())
+        (archive,) = {*tmp_path.glob("*.zip")} - archives
+        archives.add(archive)
+        with zipfile.ZipFile(archive) as file:
+            contents = {name: file.read(name) for name in file.namelist()}
+        assert not any(b"hidden-7c1f" in content for content in contents.values())
+        said = [json.loads(line) for line in contents["messages.json"].decode().splitlines()]
+        points = [one["payload"]["metric"] for one in said if one["type"] == "metric_msg"]
+        curve = {one["step"]: one["metricValue"] for one in points if one["metricName"] == "train/loss"}
+        assert curve == pytest.approx({step: 1 / step for step in steps})
+        shown = [one["payload"] for one in said if "upload" in one["type"]]
+        pictures = sorted((one["additional_params"]["step"], one["additional_params"]["figName"]) for one in shown)
+        drawn = [(step, "reconstruction") for step in steps if step % 2 == 0]
+        assert pictures == ([(0, "buckets")] * (resume_at == 0) + drawn)
+        assert json.loads(contents["experiment.json"])["offline_id"] == keys[-1]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_all_places_are_those_whose_package_is_installed(monkeypatch, tmp_path):
+    installed = {"visualdl", "tensorboardX"}
+    monkeypatch.setattr("ppldm.config.training.find_spec", lambda package: package in installed or None)
+    assert TrainingOptions(output_dir=str(tmp_path), report_to=["all"]).report_to == ["visualdl", "tensorboard"]
+    assert TrainingOptions(output_dir=str(tmp_path), report_to=["none"]).report_to == ["none"]
+
+
 @pytest.mark.parametrize("said, project", [(None, "ppldm"), ("", "ppldm"), ("mine", "mine")])
 def test_the_project_of_wandb_is_what_its_variable_says(tmp_path, monkeypatch, said, project):
     """By a stand-in for the package, which takes what it is called with."""
@@ -135,7 +173,10 @@ def test_what_is_not_installed_is_said_in_a_line(monkeypatch):
         ConfigError, match="wandb needs a package that is not installed; run pip install no_such_package"
     ):
         check_reporters(["wandb"])
-    with pytest.raises(ConfigError, match="--report_to tensorbord is not known; use visualdl, tensorboard, wandb or"):
+    with pytest.raises(
+        ConfigError,
+        match="--report_to tensorbord is not known; use visualdl, tensorboard, wandb, comet_ml, all or none",
+    ):
         check_reporters(["tensorbord"])
 
 

@@ -198,7 +198,52 @@ def test_prompts_and_scales_give_the_grids(tiny, held_out, tmp_path):
         eighth = grid.shape[1] // 8
         assert (first[:, -eighth:] < 255).any() and (second[:, :eighth] < 255).any()
         assert (second[:, eighth + 20 :] == 255).all()
-    assert pictures["step-000001-reconstruction.png"].shape[0] == 2 * 32 + 22  # the title above both rows
+    assert pictures["step-000001-reconstruction.png"].shape[0] == 22 + 2 * (22 + 32)  # a title, and one for each row
+
+
+def rows_of(path) -> list[np.ndarray]:
+    """The rows of pictures, [32, W, 3], of a sheet."""
+    sheet = np.asarray(Image.open(path).convert("RGB"))[22:, : 4 * 32]
+    return [sheet[top + 22 : top + 54] for top in range(0, len(sheet), 54)]
+
+
+@pytest.mark.parametrize("kind", ["loop", "trainer"])
+def test_predictions_and_unaveraged_samples_leave_no_trace(tiny, held_out, tmp_path, kind):
+    looks = {"image_logging_steps": 2, "draw_predictions": True, "draw_unaveraged": True}
+    train(kind, tiny, held_out, tmp_path / "on", use_ema=True, save_steps=3, max_steps=2, **looks)
+    train(kind, tiny, held_out, tmp_path / "off", use_ema=True, save_steps=3, max_steps=2, image_logging_steps=0)
+    assert [one["loss"] for one in read_metrics(tmp_path / "on/metrics.jsonl")] == [
+        one["loss"] for one in read_metrics(tmp_path / "off/metrics.jsonl")
+    ]
+    assert_equal_to_the_bit(checkpoint(tmp_path / "on", 2), checkpoint(tmp_path / "off", 2))
+    folder, tags = tmp_path / "on/samples", ("ddim-samples-1.0", "ddim-samples-7.5", "reconstruction")
+    names = {f"step-000002-{tag}{kind}.png" for tag in tags for kind in ("", "-unaveraged")}
+    assert {path.name for path in folder.iterdir()} == names
+    averaged, plain = (rows_of(folder / f"step-000002-reconstruction{kind}.png") for kind in ("", "-unaveraged"))
+    assert [(one == other).all() for one, other in zip(averaged, plain, strict=True)] == [True, True, True, False]
+
+
+def test_predictions_are_those_of_the_loss(tiny, held_out, tmp_path):
+    """Of a batch: x_t at its own noise levels, and the x_0 that the network says of it."""
+    from ppldm.diffusion.guided import to_pictures
+    from ppldm.diffusion.process import add_noise
+
+    run = prepare(tiny, held_out, tmp_path / "run", image_logging_steps=1, draw_predictions=True)
+    batch, model = next(iter(run.batches())), run.state.model
+    pictures, _ = run.draw(batch)
+    assert model.watched is None
+    Image.fromarray(np.pad(pictures["reconstruction"], ((22, 0), (0, 0), (0, 0)))).save(tmp_path / "sheet.png")
+    original, decoded, noised, predicted = rows_of(tmp_path / "sheet.png")
+    model.eval()
+    with paddle.no_grad():
+        latents = model.latents(batch["posterior_noise"], pixel_values=batch["pixel_values"])
+        scales = model.process.scales(model.levels[batch["timesteps"]].reshape([-1, 1, 1, 1]))
+        noisy = add_noise(latents, batch["noise"], scales)
+        said = model.predict(noisy, batch["timesteps"], batch["input_ids"])
+        wanted = [latents, noisy, model.process.picture(said, noisy, scales)]
+        wanted = [np.concatenate(list(to_pictures(model.decode(one))), axis=1) for one in wanted]
+    assert (np.concatenate(list(batch["pixel_values"].numpy().transpose(0, 2, 3, 1)), axis=1) == original).all()
+    assert all((one == other).all() for one, other in zip(wanted, (decoded, noised, predicted), strict=True))
 
 
 @pytest.mark.turn("what holds on one rank holds on two", 2)

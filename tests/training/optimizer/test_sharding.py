@@ -48,6 +48,7 @@ SHARES = {"sharding": "stage1"}
 GRADIENTS = {"sharding": "stage2"}
 PARAMETERS = {"sharding": "stage3"}
 MUON = {"optimizer": "muon"}
+SMALL = {"optimizer": "adamw8bit"}
 SEED = int(os.environ.get("PPLDM_SEED", 1))
 
 
@@ -60,14 +61,15 @@ PAIRS = drawn(1, ("loop whole", "loop shares"), ("trainer whole", "trainer share
               ("at once whole", "at once gradients"), ("muon whole", "muon shares"),
               ("muon whole", "muon gradients"), ("loop whole", "loop parameters"),
               ("trainer whole", "trainer parameters"), ("at once whole", "at once parameters"),
-              ("muon whole", "muon parameters"))  # fmt: skip
+              ("muon whole", "muon parameters"), ("small whole", "small shares"),
+              ("small whole", "small gradients"), ("small whole", "small parameters"))  # fmt: skip
 TWO_NETWORKS = drawn(1, ("autoencoder whole", "autoencoder shares"), ("autoencoder whole", "autoencoder gradients"),
                      ("autoencoder whole", "autoencoder parameters"))  # fmt: skip
 BEGINNINGS = drawn(1, ("before it began", 2), ("after it began", 4))
 CHANGES = drawn(1, ("loop whole", "whole then shares"), ("trainer whole", "shares then whole"),
                 ("loop whole", "whole then gradients"), ("trainer whole", "gradients then whole"),
                 ("loop whole", "whole then parameters"), ("trainer whole", "parameters then whole"),
-                ("muon whole", "muon whole then shares"))  # fmt: skip
+                ("muon whole", "muon whole then shares"), ("small whole", "small shares then whole"))  # fmt: skip
 RANKS = drawn(1, ("one then shares", "loop shares"), ("one then gradients", "loop gradients"),
               ("one then parameters", "loop parameters"))  # fmt: skip
 OWNERS = drawn(1, ("loop gradients", "loop whole"), ("trainer gradients", "trainer whole"),
@@ -88,6 +90,7 @@ def test_shares_are_even_and_the_same_everywhere(sizes, num_ranks):
 def test_keys_of_the_state_name_their_parameter():
     assert parameter_of("linear_0.w_0_moment1_0") == "linear_0.w_0" == parameter_of("linear_0.w_0_beta2_pow_acc_0")
     assert parameter_of("conv2d_3.b_0_fp32_master_0_moment2_0") == "conv2d_3.b_0"
+    assert parameter_of("conv2d_3.w_0_fp32_master_0_absmax1_0") == "conv2d_3.w_0"
     assert parameter_of("LR_Scheduler") is None
 
 
@@ -138,6 +141,11 @@ def plans(tiny, top: Path) -> dict[str, list]:
     plan("muon shares", "loop", **MUON, **SHARES)
     plan("muon gradients", "trainer", **MUON, **GRADIENTS)
     plan("muon whole then shares", "trainer", **MUON, **SHARES, **after("muon whole"))
+    plan("small whole", "loop", **SMALL)
+    plan("small parameters", "loop", **SMALL, **PARAMETERS)
+    plan("small shares", "loop", **SMALL, **SHARES)
+    plan("small gradients", "trainer", **SMALL, **GRADIENTS)
+    plan("small shares then whole", "trainer", **SMALL, **after("small shares"))
     fused, whole = {"fused_adamw": True}, top / "autoencoder whole"
     plan_autoencoder("autoencoder whole", "loop")
     plan_autoencoder("autoencoder shares", "loop", **fused, **SHARES)
@@ -260,7 +268,8 @@ def test_each_rank_keeps_half(runs, whole, shares):
     in_all = count_bytes(load(top / shares / "checkpoint-4" / "optimizer.pdopt"))
     assert [fact["held"][whole] for fact in metadata] == [in_all, in_all]
     held = [fact["held"][shares] for fact in metadata]
-    assert sum(held) == in_all and max(held) < 0.51 * in_all
+    share = 0.52 if "small" in whole else 0.51  # owners are chosen by numbers, of which some take 8 bytes, others 2
+    assert sum(held) == in_all and max(held) < share * in_all
     stage = {"shares": "stage1", "gradients": "stage2", "parameters": "stage3"}[shares.split()[-1]]
     logs = [(top / "log" / f"workerlog.{rank}").read_text(errors="replace") for rank in (0, 1)]
     assert all(f"--sharding {stage}: this rank keeps 0.000 GB of the optimizer's 0.00" in log for log in logs)

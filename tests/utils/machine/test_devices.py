@@ -254,6 +254,38 @@ def test_a_device_of_a_plug_in_is_chosen_prepared_and_trained_on(tiny, tmp_path,
     assert losses == plain and " on cpu" in said, said
 
 
+OFFLOADED = """
+import numpy as np, paddle
+from ppldm.methods.averages.ema_interval import IntervalDecay
+from ppldm.networks.ema import ExponentialMovingAverage
+paddle.set_device("mlu")
+def made(dtype):
+    weight = paddle.create_parameter([4, 3], dtype, default_initializer=paddle.nn.initializer.Constant(1.0))
+    return weight, ExponentialMovingAverage({"w": weight}, IntervalDecay(2, 1, 0.5), offloaded=OFFLOADED)
+for dtype in ("float32", "float16"):
+    weight, average = made(dtype)
+    for value in (2.0, 3.0, 5.0):  # two copies, one mean
+        weight.set_value(paddle.full([4, 3], value, dtype))
+        average.update({})
+        print(average.shadow["w"].place, *np.unique(average.shadow["w"].numpy()))
+    state = {"w": average.shadow["w"].numpy(), "num_updates": 3}
+    average.load_state_dict(state)
+    with average.applied():
+        print(average.shadow["w"].place, weight.place, *np.unique(weight.numpy()))
+    print(weight.place, *np.unique(weight.numpy()))
+"""
+
+
+@pytest.mark.needs("g++")
+@pytest.mark.parametrize("offloaded, place", [(True, "Place(cpu)"), (False, "Place(mlu:0)")])
+def test_averages_lie_in_host_memory_if_asked_for(plugged_in, offloaded, place):
+    environment = {**os.environ, **plugged_in(devices.KINDS["mlu"])}
+    program = OFFLOADED.replace("OFFLOADED", str(offloaded))
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    one = [f"{place} 2.0", f"{place} 3.0", f"{place} 4.0", f"{place} Place(mlu:0) 4.0", "Place(mlu:0) 5.0"]
+    assert done.stdout.splitlines() == 2 * one, done.stderr
+
+
 # Not npu: ppdiffusers takes operations of its own from that plug-in.
 OTHERS = [kind for kind in devices.KINDS.values() if kind.plugin and kind.name not in ("mlu", "npu")]
 
