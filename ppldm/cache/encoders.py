@@ -20,6 +20,7 @@ from ..networks.configs import (
     is_effnet,
     is_pixels,
     is_sd3,
+    is_sdxl,
     is_shifted,
     table_of,
 )
@@ -35,6 +36,8 @@ from ..weights.configs import CONFIG_FILES
 from ..weights.fill import fill_component
 from ..weights.model_file import TRANSFORMER, family_of, kind_of
 from ..weights.source import open_model, read_component
+
+_DENOISERS = {TRANSFORMER: is_sd3, "unet": is_sdxl}  # whether it is told of several text encoders, by its config
 
 
 class PictureEncoder:
@@ -54,7 +57,7 @@ class PictureEncoder:
 class TextEncoder:
     """Captions, at most `batch_size`, to their last hidden states, float32 [n, L, D]: L is the key's
     `model_max_length`. With a projection [n, L + 1, D], as `join_caption` says. layer: the text encoder, or
-    `networks.transformers.sd3.CaptionEncoders`. key: without captions or part."""
+    `networks.several_texts.CaptionEncoders`. key: without captions or part."""
 
     measured = False
 
@@ -95,10 +98,11 @@ def load_text_encoder(request: Any) -> TextEncoder:
     """request: an `EmbeddingsRequest`. Raises ModelError, ConfigError."""
     quiet_libraries()
     set_exactness(fewer_bits=False, search_kernels=False)
-    third = published_network("transformer", str(request.model)) is not None
-    source = open_model(request.model, request.offline, (*TEXT_ENCODERS, TRANSFORMER) if third else ("text_encoder",))
-    if (transformer := source.whole_config(TRANSFORMER)) and is_sd3(transformer):
-        return _load_several(source, transformer, request)
+    known = [name for name in _DENOISERS if published_network(name, str(request.model))]
+    source = open_model(request.model, request.offline, (*TEXT_ENCODERS, *known) if known else ("text_encoder",))
+    for name, several in _DENOISERS.items():
+        if (denoiser := source.whole_config(name)) and several(denoiser):
+            return _load_several(source, name, denoiser, request)
     kind = "projected_text_encoder" if request.text_projection else "text_encoder"
     found, own = source.component(kind), request.tokenizer or source.tokenizer
     if own is None:
@@ -112,17 +116,17 @@ def load_text_encoder(request: Any) -> TextEncoder:
     return TextEncoder(layer, hidden_width(found.config), words, key, request.batch_size)
 
 
-def _load_several(source, transformer: dict, request: Any) -> TextEncoder:
-    """Those of a whole Stable Diffusion 3."""
-    from ..networks.transformers.sd3 import CaptionEncoders
+def _load_several(source, name: str, denoiser: dict, request: Any) -> TextEncoder:
+    """Those of a whole Stable Diffusion 3 or XL, by its transformer or UNet, of that name."""
+    from ..networks.several_texts import CaptionEncoders
 
     weights = source.read([name for name in TEXT_ENCODERS if name not in request.omitted_text_encoders])
-    family, found = family_of({TRANSFORMER: ComponentWeights(transformer, {})}), weights.components
+    family, found = family_of({name: ComponentWeights(denoiser, {})}), weights.components
     words = family.read_tokenizer(request.tokenizer or weights.tokenizer, found, vars(request))
     layers = {name: fill_component(kind_of(family, name), one) for name, one in found.items()}
     for layer in layers.values():
         layer.eval()
-    captions = CaptionEncoders(layers, transformer, words)
+    captions = CaptionEncoders(layers, denoiser, words)
     key = several_key(found, words, captions, request.dtype)
     get_logger().info(
         "the text encoders of %s (%s) have the digest %s", request.model, ", ".join(found), key.text_encoder
@@ -132,7 +136,7 @@ def _load_several(source, transformer: dict, request: Any) -> TextEncoder:
 
 def several_key(text_encoders: dict[str, ComponentWeights], tokenizer, captions, dtype: str) -> EmbeddingsKey:
     """Which embeddings are those of several text encoders, without captions or part. captions: the
-    `networks.transformers.sd3.CaptionEncoders` of them."""
+    `networks.several_texts.CaptionEncoders` of them."""
     digests = [[name, text_encoder_digest(one)] for name, one in sorted(text_encoders.items())]
     return EmbeddingsKey(
         text_encoder=digest_of([digests, captions.facts]),

@@ -63,13 +63,14 @@ _SD1 = {"vae": "vae_kl_f8", "text_encoder": "clip_vit_l", "unet": "unet_sd1"}
 _SD2 = {"vae": "vae_kl_f8", "text_encoder": "clip_vit_h", "unet": "unet_sd2"}
 _SD3 = {"vae": "vae_sd3", "text_encoder": "clip_vit_l", "text_encoder_2": "clip_vit_bigg",
         "text_encoder_3": "t5_v1_1_xxl", "transformer": "sd3_medium"}  # fmt: skip
+_SDXL = {"vae": "vae_kl_f8", "text_encoder": "clip_vit_l", "text_encoder_2": "clip_vit_bigg", "unet": "unet_sdxl"}
 _NETWORKS = {
     "stabilityai/stable-diffusion-3-medium-diffusers": _SD3,
     **dict.fromkeys(("CompVis/stable-diffusion-v1-4", "stable-diffusion-v1-5/stable-diffusion-v1-5"), _SD1),
     **{f"stabilityai/stable-diffusion-{name}": _SD2 for name in ("2", "2-base", "2-1", "2-1-base")},
     "openai/clip-vit-large-patch14": {"text_encoder": "clip_vit_l", "image_encoder": "image_encoder_vit_l"},
     "apple/DFN5B-CLIP-ViT-H-14-378": {"text_encoder": "clip_dfn_vit_h"},
-    "stabilityai/stable-diffusion-xl-base-1.0": {"vae": "vae_kl_f8"},
+    "stabilityai/stable-diffusion-xl-base-1.0": _SDXL,
     **dict.fromkeys(
         ("google/t5-v1_1-xxl", "DeepFloyd/t5-v1_1-xxl"),
         dict.fromkeys(("text_encoder", "text_encoder_3"), "t5_v1_1_xxl"),

@@ -131,8 +131,8 @@ class TextImageDataset:
         else:
             inputs = {name: one for name, one in inputs.items() if not isinstance(one, TextEmbeddings)}
         self.inputs = inputs
-        self._wants_sizes = _find(Sizes, inputs) is not None
-        if self._wants_sizes and self.latents and crops.smart:
+        self._sizes = _find(Sizes, inputs)
+        if self._sizes and self.latents and crops.smart:
             raise ConfigError(
                 "cached latents do not keep where a smart crop lies; omit --size_conditioning, --smart_crop or "
                 "--latents"
@@ -263,7 +263,7 @@ class TextImageDataset:
                 # Beside moments the picture is there for its control image alone.
                 pixels = np.empty_like(made.pixels[0]) if found else made.pixels[place_in_batch]
                 loaded, corner, size = self._load_pixels(part, number, crop, pixels)
-            if self._wants_sizes:
+            if self._sizes:
                 made.sizes[place_in_batch] = self._measure(part, number, crop, corner, made.size)
             try:
                 if self._control:
@@ -286,10 +286,12 @@ class TextImageDataset:
         picture = int(rows.heights[number]), int(rows.widths[number])
         if not all(picture):
             return (0,) * 6
-        if not self.crops.smart:
-            drawn = self.crops.find_corner(crop, number)
-            _, corner = place_crop(picture, shape, self.crops.fraction, drawn)
-        return (*picture, *corner, *shape)
+        drawn = None if self.crops.smart else self.crops.find_corner(crop, number)
+        (width, _), placed = place_crop(picture, shape, self.crops.fraction, drawn)
+        top, left = corner if self.crops.smart else placed
+        if self._sizes.as_seen and crop.mirrored:
+            left = width - shape[1] - left
+        return (*picture, top, left, *shape)
 
     def _load_pixels(
         self, part: int, number: int, crop: DrawnCrop, pixels: np.ndarray

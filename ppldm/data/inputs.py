@@ -4,7 +4,7 @@
     Moments(C, f)           float32 [2, C, H / f, W / f]       or what a frozen autoencoder makes of it, computed ahead
     Uncached                int64 [4]                          of rows that have pixels where others have moments
     Control(filter)         uint8 [channels, H, W]             the control image of the crop, or the row's second image
-    Sizes(drop)             int64 [6]                          of the row's picture, its crop and the sample
+    Sizes(drop, …)          int64 [6]                          of the row's picture, its crop and the sample
     Tokens(length)          int64 [length]                     of the caption, cut or padded, or of "" where dropped
     TextEmbeddings(L, D)    float32 [L, D]                     or what a frozen text encoder makes of it, computed ahead
     Uniform(stream)         float32 []                         in [0, 1)
@@ -106,9 +106,11 @@ class Control(Input):
 @dataclass(frozen=True)
 class Sizes(Input):
     """Pixels: height and width of the row's picture as its index has them, top and left of the crop in the resized
-    picture before mirroring, height and width of the sample. Six zeros if unknown, and for a share `drop` of all."""
+    picture before mirroring, or `as_seen` after it, height and width of the sample. Six zeros if unknown, and for a
+    share `drop` of all."""
 
     drop: float = 0.0
+    as_seen: bool = False
     dtype = np.int64
     fixed = (6,)
 

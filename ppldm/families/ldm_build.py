@@ -19,6 +19,7 @@ from ..networks.configs import (
     hidden_width,
     is_pixels,
     is_sd3,
+    is_sdxl,
     with_statistics,
 )
 from ..networks.cpu_operators.layers import plain_attention
@@ -39,6 +40,7 @@ CONTROLNET = "controlnet"
 _MODELS = {
     CONTROLNET: "controlnet.ControlledDiffusionModel",
     "sd3": "transformers.sd3.SD3DiffusionModel",
+    "sdxl": "sdxl.SDXLDiffusionModel",
     "transformer": "transformers.transform.TransformerDiffusionModel",
     "unet": "latent_diffusion.LatentDiffusionModel",
 }  # by the component that says so, or its kind
@@ -60,6 +62,10 @@ def build_ldm(arguments, vocab_size: int | dict, seed: int, resolution: int | No
             now = chosen | {name: getattr(arguments, name) for name in ("mask_pad_tokens", "empty_caption")}
             unsaid = {name: getattr(type(arguments), name) for name in now} | {"timestep_shift": 1.0}
             before = unsaid | weights.metadata | schedule
+            if arguments.empty_caption is None:
+                from ..weights.write import metadata_of
+
+                arguments.empty_caption = now["empty_caption"] = metadata_of(weights)["empty_caption"]
             for name in (name for name in now if before[name] != now[name]):
                 what = f"{arguments.model_name_or_path} was trained with {name} {before[name]}"
                 if any(method.is_whole_loss for method in arguments.chosen_methods()):
@@ -181,7 +187,8 @@ def build_model(weights: Weights, source) -> LatentDiffusionModel:
 
 
 def _class_of(parts) -> type[LatentDiffusionModel]:
-    names = {*parts, *(["sd3"] if "transformer" in parts and is_sd3(parts["transformer"].config) else [])}
+    own = (("transformer", "sd3", is_sd3), ("unet", "sdxl", is_sdxl))
+    names = {*parts, *(name for kind, name, is_own in own if kind in parts and is_own(parts[kind].config))}
     return resolve_name(f"ppldm.networks.{next(where for name, where in _MODELS.items() if name in names)}")
 
 

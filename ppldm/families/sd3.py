@@ -6,50 +6,30 @@ text_encoder_2  the same, ViT-bigG
 text_encoder_3  a T5, of captions of up to 256 tokens
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ..config.network_files import beside
 from ..config.option import Count, option
 from ..data.shapes import make_shapes
-from ..data.text.tokenizer import load_tokenizer
-from ..networks.configs import CLIPS, TEXT_ENCODERS, downscale_factor
+from ..networks.configs import TEXT_ENCODERS, downscale_factor
 from ..utils.errors import ConfigError, ModelError
 from ..weights.source import may_hold
 from .settings import config_option, lora_components, weights_option
+from .several import LENGTH, T5_LENGTH, SeveralTexts, SeveralTextsSettings
 from .transformers import TextToImageTransformer, TransformerSettings
-
-_LENGTH = "text_encoder_3_max_length"
-T5_LENGTH = 256  # tokens, as of diffusers' StableDiffusion3Pipeline
 
 
 @dataclass(kw_only=True)
-class SD3Config(TransformerSettings):
+class SD3Config(SeveralTextsSettings, TransformerSettings):
     """What is trained, and where its components come from."""
 
     family: ClassVar[str] = "sd3"
     new_text_encoder = "text_encoder_2"
-    default_tokenizer = "clip"
-    train_text_encoder: ClassVar[bool] = False
-    trains_text_encoder: ClassVar[bool] = False
-    text_encoder_learning_rate: ClassVar[None] = None
-    train_tokens: ClassVar[list[str]] = []
-    mask_pad_tokens: ClassVar[bool] = False
     enable_xformers_memory_efficient_attention: ClassVar[bool] = False
 
     prediction_type: str = option("flow", section="model", identity=True, choices=("flow",))
     "What the transformer predicts: the direction of rectified flow."
-    text_encoder_config_file: str | None = config_option(
-        "text_encoder", "a CLIP that stays as it is drawn, to try things out", "clip_vit_l, clip_tiny", in_parts=True
-    )
-    text_encoder_2_name_or_path: str | None = weights_option(
-        "Second text encoder, a CLIP with its tokenizer", in_parts=True
-    )
-    text_encoder_2_config_file: str | None = config_option(
-        "text_encoder_2", "one that stays as it is drawn, to try things out", "clip_vit_bigg, clip_tiny", in_parts=True
-    )
     text_encoder_3_name_or_path: str | None = weights_option(
         "Third text encoder, a T5 with its tokenizer", in_parts=True
     )
@@ -63,13 +43,9 @@ class SD3Config(TransformerSettings):
     lora_components: list[str] = lora_components("transformer")
 
     def check(self) -> None:
-        """Raises ConfigError for components that nothing gives, and combinations that cannot work."""
-        for name, known, values in (
-            ("omitted_text_encoders", TEXT_ENCODERS, self.omitted_text_encoders),
-            ("lora_components", ("transformer",), self.lora_components),
-        ):
-            if odd := next((one for one in values if one not in known), None):
-                raise ConfigError(f"--{name} {odd} is not one of {', '.join(known)}; correct it")
+        """Also for what is omitted and is no text encoder."""
+        if odd := next((one for one in self.omitted_text_encoders if one not in TEXT_ENCODERS), None):
+            raise ConfigError(f"--omitted_text_encoders {odd} is not one of {', '.join(TEXT_ENCODERS)}; correct it")
         super().check()
 
     def check_text_encoders(self) -> None:
@@ -85,7 +61,7 @@ class SD3Config(TransformerSettings):
         return "vae", *given, "transformer"
 
 
-class SD3(TextToImageTransformer):
+class SD3(SeveralTexts, TextToImageTransformer):
     """Trains the transformer."""
 
     plural = "models of Stable Diffusion 3"
@@ -121,43 +97,9 @@ class SD3(TextToImageTransformer):
         if not any(name in TEXT_ENCODERS for name in configs):
             raise ModelError(f"{config.model_name_or_path} has no text encoder; choose a whole pipeline")
 
-    def tokenizer(self, config: SD3Config):
-        """Those of all text encoders: each has its own, or that of `--tokenizer_name`. Raises ConfigError."""
-        from .ldm_build import tokenizer_source
-
-        places = {name: tokenizer_source(config, name) for name in self.places(config) if name in TEXT_ENCODERS}
-        return load_several(places, vars(config), config.offline)
-
-    def read_tokenizer(self, place, components: Iterable[str], said: dict):
-        """Those that lie beside it, else the same for all."""
-        places = {name: beside(Path(place), name) for name in TEXT_ENCODERS if name in components}
-        places = {name: one if one.is_dir() else place for name, one in places.items()}
-        return load_several(places, {_LENGTH: T5_LENGTH} | said)
-
-    def make(self, config: SD3Config, data, seed: int, tokenizer):
-        """A batch has the tokens of all text encoders, side by side."""
-        from ..data.inputs import TextEmbeddings, Tokens
-
-        model = super().make(config, data, seed, tokenizer)
-        model.inputs |= {
-            "input_ids": Tokens(tokenizer.num_tokens), "text_embeddings": TextEmbeddings(*model.captions.shape)
-        }  # fmt: skip
-        return model
-
     def export(self, model, config: SD3Config, dataset, folder: Path, average, metadata: dict) -> None:
-        said = {_LENGTH: config.text_encoder_3_max_length} if hasattr(model, "text_encoder_3") else {}
+        said = {LENGTH: config.text_encoder_3_max_length} if hasattr(model, "text_encoder_3") else {}
         super().export(model, config, dataset, folder, average, metadata | said)
-
-
-def load_several(places: dict, lengths: dict, offline: bool = False):
-    """The tokenizers of text encoders by name, of these places; lengths: by the names of the settings."""
-    from ..data.text.several import SeveralTokenizers
-
-    clip = lengths["model_max_length"]
-    found = {
-        name: load_tokenizer(one, clip if name in CLIPS else lengths[_LENGTH], offline) for name, one in places.items()
-    }
-    return SeveralTokenizers(found, clip)
 
 
 FAMILY = SD3()

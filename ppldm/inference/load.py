@@ -14,6 +14,7 @@ from ..diffusion.guided import draw
 from ..diffusion.process import Process
 from ..families.cascade import control_misfits
 from ..families.ldm_build import build_model, require_components
+from ..families.several import SeveralTexts
 from ..networks.cascade.control import ControlledPriorModel
 from ..networks.cascade.stages import CascadeDecoderModel, CascadePriorModel
 from ..networks.configs import EFFNET_FACTOR, LABELS, downscale_factor
@@ -115,7 +116,8 @@ def _add_tokens(weights: Weights, path, tokenizer, metadata: dict, textual_inver
     if folder is None:
         raise ModelError(f"{path} brings no tokenizer; name a folder with vocab.txt (tokenizer=, --tokenizer)")
     family = family_of(weights.components)
-    _refuse({"--textual-inversion": bool(textual_inversion) and family.name == "sd3"}, f"not for {family.plural}")
+    several = isinstance(family, SeveralTexts)
+    _refuse({"--textual-inversion": several and bool(textual_inversion)}, f"not for {family.plural}")
     loaded = family.read_tokenizer(folder, weights.components, metadata)
     return add_inversions(weights, loaded, textual_inversion)
 

@@ -43,12 +43,12 @@ def extract(
     if rank < 1:
         raise ConfigError(f"--rank {rank} must be 1 or more; 16 is usual")
     target = local_path(out)
-    from ..weights.folders import FOLDERS
+    from ..weights.folders import FOLDERS, FURTHER_TEXT_ENCODERS
     from ..weights.lora.files import COMPONENTS, write_lora
     from ..weights.lora.merge import check_keys, extract_lora
     from ..weights.source import open_model
 
-    kinds = [name for name in COMPONENTS if name in FOLDERS]  # of text-to-image models
+    kinds = [name for name in COMPONENTS if name in (*FOLDERS, *FURTHER_TEXT_ENCODERS)]  # of text-to-image models
     before = open_model(base, offline).read(kinds)
     after = open_model(tuned, offline, ema=ema).read(kinds)
     check_keys(before, after, to)

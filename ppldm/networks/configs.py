@@ -32,7 +32,7 @@ _TABLES = {
     "text_encoder_2": ("clip",), "text_encoder_3": ("t5",),
     "transformer": ("uvit", "dit", "microdit", "sd3", "single_stream"),
 }  # fmt: skip
-CLIPS = ("text_encoder", "text_encoder_2")  # of Stable Diffusion 3, with projections
+CLIPS = ("text_encoder", "text_encoder_2")  # of Stable Diffusion 3 and XL
 TEXT_ENCODERS = (*CLIPS, "text_encoder_3")  # with a T5
 # What a network cannot do without once another setting has this value (any, where it is None).
 _UNET_NEEDS = (
@@ -47,7 +47,7 @@ _FURTHER_INPUTS = (
     "class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim", "time_cond_proj_dim",
 )  # fmt: skip
 # With these a UNet embeds six sizes as that of SDXL does (arXiv:2307.01952, section 2.2), of which each sinusoid has
-# 256 numbers; for the pooled embedding of the caption, which stands before them there, they leave no room.
+# 256 numbers; for the state of the whole caption, which stands before them there, they leave no room.
 _SIZES, _SINUSOIDS = 6, 256
 SIZE_EMBEDDING = {
     "addition_embed_type": "text_time",
@@ -243,17 +243,27 @@ def takes_mask(unet, channels: int) -> bool:
     return (unet["in_channels"], unet["out_channels"]) == (2 * channels + 1, channels)
 
 
+def pooled_width(unet) -> int | None:
+    """Of the state of a whole caption that a UNet, by its config, is told before sizes; 0 of one that is told sizes
+    alone, None of one that is told no sizes."""
+    if unet.get("addition_embed_type") != "text_time":
+        return None
+    return unet["projection_class_embeddings_input_dim"] - _SIZES * unet["addition_time_embed_dim"]
+
+
 def takes_sizes(unet) -> bool:
     """Whether a UNet, by its config, is told sizes and nothing else beside noisy latents, timesteps and captions."""
-    return (
-        unet.get("addition_embed_type") == "text_time"
-        and unet["projection_class_embeddings_input_dim"] == _SIZES * unet["addition_time_embed_dim"]
-    )
+    return pooled_width(unet) == 0
+
+
+def is_sdxl(unet) -> bool:
+    """True for the config of a UNet of Stable Diffusion XL, which is told of whole captions and sizes."""
+    return (pooled_width(unet) or 0) > 0
 
 
 def check_sizes_taken(unet: dict, wanted: bool) -> None:
     """Raises ModelError where a UNet is to be told sizes and does not take them, or the other way about."""
-    if wanted and not takes_sizes(unet):
+    if wanted and pooled_width(unet) is None:
         settings = ", ".join(f"{name} {value}" for name, value in SIZE_EMBEDDING.items())
         raise ModelError(
             f"--size_conditioning: the UNet has no layers for sizes ({settings} in its config); start from one that "
@@ -277,6 +287,14 @@ def _misfits(configs: dict[str, dict], drawn: bool):
     kinds = ("vae", "text_encoder", "unet", "transformer", "controlnet")
     vae, text_encoder, unet, transformer, controlnet = map(configs.get, kinds)
     latents, width = vae and vae["latent_channels"], text_encoder and hidden_width(text_encoder)
+    if told := bool(unet and is_sdxl(unet) and "text_encoder_2" in configs):
+        second = configs["text_encoder_2"]
+        text_encoder, width = (text_encoder, width + second["hidden_size"]) if text_encoder and second else (None, None)
+        if second and second["projection_dim"] != pooled_width(unet):
+            yield (
+                f"the UNet takes a state of {pooled_width(unet)} numbers of a caption, and text_encoder_2 projects to "
+                f"{second['projection_dim']}; choose networks that were made for one another"
+            )
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
     if vae and unet and takes_mask(unet, latents):
@@ -310,8 +328,12 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             own, other = _shown(controlnet[key]), _shown(unet[key])
             yield f"the ControlNet has {key} {own} and the UNet {other}; it was made for another"
     for key in _FURTHER_INPUTS:
-        if unet and unet[key] is not None and not (key == "addition_embed_type" and takes_sizes(unet)):
-            yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
+        if unet and unet[key] is not None and not (key == "addition_embed_type" and (told or takes_sizes(unet))):
+            remedy = "; it is of `family: sdxl`" if is_sdxl(unet) else ""
+            yield (
+                f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
+                f"{remedy}"
+            )
 
 
 def _sd3_misfits(configs: dict[str, dict], transformer: dict):

@@ -22,7 +22,7 @@ import paddle
 from paddle import nn
 
 from ..diffusion.process import Process
-from .configs import downscale_factor, takes_mask, takes_sizes
+from .configs import downscale_factor, pooled_width, takes_mask
 from .denoising import DenoisingModel
 from .model import Component, LatentMap, Loss, freeze, hidden_states, to_unit_range, token_mask
 
@@ -129,7 +129,7 @@ class LatentDiffusionModel(DenoisingModel):
 
     def drawn_sizes(self, latents) -> dict:
         """`size_condition` of pictures drawn as `latents`: uncropped; nothing where the UNet takes none."""
-        if not takes_sizes(self.denoiser.config):
+        if pooled_width(self.denoiser.config) is None:
             return {}
         size = [side * downscale_factor(self.vae.config) for side in latents.shape[2:]]
         return self.size_condition(paddle.to_tensor([[*size, 0, 0, *size]] * latents.shape[0]))

@@ -188,11 +188,13 @@ def hidden_states(text_encoder: nn.Layer, input_ids, end_id: int | None):
 
 def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int, before: int = 1, masked: bool = True):
     """Of captions [B, L] int64, by CLIP's text encoder with a projection: the hidden states [B, L, D] of its last layer
-    before the norm, or of the one `before` that, and the projected state [B, 1, P] of the first `end_id` behind it.
-    masked: padding is not attended to."""
+    before the norm, or of the one `before` that, and the projected state [B, 1, P] of the first `end_id` behind it,
+    None of a CLIP without a projection. masked: padding is not attended to."""
     mask = token_mask(input_ids, end_id)
     told = {"attention_mask": mask} if masked else {}
     states = text_encoder.text_model(input_ids, output_hidden_states=True, return_dict=True, **told)
+    if not hasattr(text_encoder, "text_projection"):
+        return states.hidden_states[-before], None
     ends = paddle.stack([paddle.arange(len(input_ids)), mask.sum(axis=1) - 1], axis=1)
     pooled = text_encoder.text_projection(states.last_hidden_state.gather_nd(ends))
     return states.hidden_states[-before], pooled.unsqueeze(1)

@@ -15,6 +15,7 @@ from .folders import OPEN_CLIP
 
 CONFIG_FILES = ("config.json", "model_config.json", OPEN_CLIP)  # the second is PaddleNLP's name before 2.5
 SCHEDULER_CLASS = "_class_name"  # in scheduler_config.json
+ZEROS_IF_EMPTY = "force_zeros_for_empty_prompt"  # in model_index.json of Stable Diffusion XL
 FLOW_CLASS = "FlowMatchEulerDiscreteScheduler"
 PUBLISHED_SCHEDULE = {
     "num_train_timesteps": 1000,

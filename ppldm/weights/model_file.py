@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..families.base import Family, get_family
-from ..networks.configs import LABELS, check_config, is_ldmbert, network_class, table_of
+from ..networks.configs import LABELS, check_config, is_ldmbert, is_sdxl, network_class, table_of
 from ..utils.checksums import checksum_json
 from ..utils.errors import ConfigError, ModelError
 from ..utils.files import make_output_dir, parse_json_object, read_json_object, write_json
@@ -164,6 +164,8 @@ def family_of(components: Mapping[str, Any]) -> Family:
         return get_family(table_of(TRANSFORMER, components[TRANSFORMER].config))
     if CONTROLNET in components:
         return get_family(CONTROLNET)
+    if "unet" in components and is_sdxl(components["unet"].config):
+        return get_family("sdxl")
     return get_family(LDM if is_ldmbert(components["text_encoder"].config) else STABLE_DIFFUSION)
 
 

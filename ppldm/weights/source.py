@@ -12,17 +12,25 @@ No pickle is run. What only some of these forms need is imported where one is re
 
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 
 from ..config.network_files import beside, sd3_vocabularies, vocabulary_folder
 from ..diffusion.drawing import kept_of
 from ..families.base import get_family
-from ..networks.configs import LABELS, is_ldmbert, is_sd3, is_t5
+from ..networks.configs import LABELS, is_ldmbert, is_sd3, is_sdxl, is_t5
 from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import read_json_object
 from .components import ComponentWeights, Weights, modern_vae_name
-from .configs import CONFIG_FILES, PUBLISHED_SCHEDULE, check_schedule, read_config, read_scheduler
+from .configs import (
+    CONFIG_FILES,
+    PUBLISHED_SCHEDULE,
+    ZEROS_IF_EMPTY,
+    check_schedule,
+    read_config,
+    read_scheduler,
+)
 from .fetch import locate_model, packaged_or
 from .folders import (
     CHECKPOINT,
@@ -115,16 +123,18 @@ class ModelSource:
         from .layouts.single_file import has_clip, is_open_clip
 
         names = read_names(self.path)
-        if self._is_third_file:
+        if self._layout:
             return sd3_vocabularies()
         return vocabulary_folder("open-clip" if is_open_clip(names) else "clip") if has_clip(names) else None
 
     @cached_property
-    def _is_third_file(self) -> bool:
-        """Whether it is a single file of Stable Diffusion 3."""
-        from .layouts.single_file import THIRD
+    def _layout(self):
+        """The module that reads a single file of Stable Diffusion 3 or XL; None of others."""
+        from .layouts.single_file import SECOND_TEXT, THIRD
 
-        return any(name.startswith(THIRD) for name in read_names(self.path))
+        names, starts = read_names(self.path), {"sd3": THIRD, "sdxl": SECOND_TEXT}
+        found = next((one for one, start in starts.items() if any(name.startswith(start) for name in names)), None)
+        return found and import_module(f".layouts.{found}", __package__)
 
     def tokenizer_of(self, text_encoder: str) -> Path | None:
         """That of one of its text encoders."""
@@ -145,7 +155,7 @@ class ModelSource:
     def whole_config(self, kind: str) -> dict | None:
         """As `config`, where it is a whole model and not one component."""
         if self.form == FILE:
-            return self.component(kind).config if self._is_third_file else None
+            return self.component(kind).config if self._layout else None
         there = self.form == CHECKPOINT or find_component(self.path, kind)
         return self.config(kind) if there else None
 
@@ -174,10 +184,8 @@ class ModelSource:
                 )
             from .layouts.compvis import read_compvis
 
-            if self._is_third_file:
-                from .layouts.sd3 import read_sd3
-
-                return read_sd3(self, kinds)
+            if self._layout:
+                return self._layout.read(self, kinds)
             weights = read_compvis(self, kinds)
             weights.tokenizer = self.tokenizer
             return weights
@@ -199,7 +207,7 @@ class ModelSource:
             self._refuse_average()
         if self.form == FOLDER:
             return _read_checked(kind, folder) if folder else _read_component_folder(kind, path)
-        if self.form == FILE and (is_further or kind == TRANSFORMER) and self._is_third_file:
+        if self.form == FILE and (is_further or kind == TRANSFORMER) and self._layout:
             name = "text_encoder" if kind == "projected_text_encoder" else kind
             if name not in (found := self.read((name,)).components):
                 raise ModelError(f"{path} holds no {LABELS[kind]}; give another")
@@ -251,8 +259,8 @@ class ModelSource:
     def _read_pipeline(self, kinds) -> Weights:
         self._refuse_average()
         folders = {kind: find_component(self.path, kind) for kind in kinds}
-        third = is_sd3(self.whole_config(TRANSFORMER) or {})
-        if not third:
+        third, xl = is_sd3(self.whole_config(TRANSFORMER) or {}), is_sdxl(self.whole_config("unet") or {})
+        if not (third or xl):
             folders = {kind: folder for kind, folder in folders.items() if kind not in FURTHER_TEXT_ENCODERS}
         if not any(folders.values()):
             if len(kinds) > 1 and (self.path / "config.json").is_file():
@@ -260,6 +268,8 @@ class ModelSource:
             what = " or ".join(folders)
             raise ModelError(f"{self.path} has no {what}: it is no pipeline or checkpoint; name one, or a run's folder")
         said = {name: value for name, value in _said(self.path).items() if name != "files"}
+        if xl and isinstance(zeros := _said(self.path, "model_index.json").get(ZEROS_IF_EMPTY), bool):
+            said["empty_caption"] = "zeros" if zeros else "embedding"
         named = {"text_encoder": "projected_text_encoder"} if third else {}
         components = {kind: _read_checked(named.get(kind, kind), folder) for kind, folder in folders.items() if folder}
         stored = self.path / "scheduler" / "scheduler_config.json"

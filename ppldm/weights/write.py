@@ -10,6 +10,7 @@ Beside them model.json (`model_file`), ppldm.json (what trained it, and checksum
 import json
 import shlex
 from dataclasses import fields, replace
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ from ..config.network_files import beside, mends_text, pieces_file, write_mends
 from ..diffusion.drawing import USUAL
 from ..diffusion.process import FLOW_SAMPLE, FLOWS, PUBLISHED_SAMPLING, NoiseSchedule, Process, sampling_settings
 from ..networks.configs import (
+    CLIPS,
     TEXT_ENCODERS,
     downscale_factor,
     is_ldmbert,
     is_pixels,
     is_sd3,
+    is_sdxl,
     is_shifted,
     is_t5,
     takes_mask,
@@ -34,7 +37,7 @@ from ..utils.checksums import checksum_file
 from ..utils.errors import ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
 from .components import ComponentWeights, Weights, cast, require_finite, to_torch, to_torch_config
-from .configs import FLOW_CLASS, SCHEDULER_CLASS
+from .configs import FLOW_CLASS, SCHEDULER_CLASS, ZEROS_IF_EMPTY
 from .folders import FURTHER_FOLDERS, FURTHER_TEXT_ENCODERS, whole_model
 from .formats.files import write_safetensors
 from .formats.paddle_files import write_tree
@@ -60,6 +63,7 @@ DIFFUSERS_TEXT_LENGTH = 77  # of its LDMTextToImagePipeline, whatever the tokeni
 _TORCH_CLASSES = {"Transformer2DModel": "PixArtTransformer2DModel", "MicroDiT": MICRODIT_CLASS}
 T5_LENGTH = 120  # tokens of a caption where nothing says it: PixArt-alpha's, arXiv:2310.00426
 DIFFUSERS_VERSION = "0.31.0"  # whose layout this is
+_SEVERAL_TEXTS = ("sd3", "sdxl")  # families, and their layouts in a single file
 _ONLY_HERE = ("uvit", "single_stream")  # transformers that diffusers has no class of
 _LDM_FOLDERS = {"vae": "vqvae", "text_encoder": "bert"}  # beside an LDMBert; all others have their component's name
 _TOKENIZER_FILES = (
@@ -91,7 +95,7 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
         raise ModelError(f"{form} has no network of this transformer's kind; export it to ppdiffusers")
     if form != "ppdiffusers" and _is_known_here(weights):
         raise ModelError(f"{form} draws no pixels without a VAE, nor flow by x-prediction; export it to ppdiffusers")
-    if form == "compvis" and family.name != LDM and not third:
+    if form == "compvis" and family.name not in (LDM, *_SEVERAL_TEXTS):
         what = "ControlNet" if family.name == CONTROLNET else "CLIP text encoder"
         raise ModelError(f"a model with a {what} is not written for CompVis; export it to diffusers")
     components = {kind: replace(one, arrays=cast(one.arrays, dtype)) for kind, one in weights.components.items()}
@@ -103,10 +107,9 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
         if form == "compvis":
             for kind, component in weights.components.items():
                 require_finite(component.arrays, component.source or kind)
-        if form == "compvis" and third:
-            from .layouts import sd3
-
-            write_safetensors(target / sd3.FILE_NAME, sd3.join(weights), "pt")
+        if form == "compvis" and family.name in _SEVERAL_TEXTS:
+            layout = import_module(f".layouts.{family.name}", __package__)
+            write_safetensors(target / layout.FILE_NAME, layout.join(weights), "pt")
         elif form == "compvis":
             numbers = {"global_step": int(weights.metadata.get("global_step", 0))}
             params = compvis.params_of(weights)
@@ -143,6 +146,11 @@ def _is_third(weights: Weights) -> bool:
     return TRANSFORMER in weights.components and is_sd3(weights.components[TRANSFORMER].config)
 
 
+def _is_xl(weights: Weights) -> bool:
+    """Whether it is a Stable Diffusion XL."""
+    return "unet" in weights.components and is_sdxl(weights.components["unet"].config)
+
+
 def metadata_of(weights: Weights) -> dict:
     """What ppldm.json says: what is known of the training, and how to sample."""
     vae, text_encoder, denoiser = (weights.components[kind].config for kind in whole_model(weights.components))
@@ -154,7 +162,7 @@ def metadata_of(weights: Weights) -> dict:
         "model_max_length": text_encoder.get("max_position_embeddings", length),
         # As a PixArt-alpha, if not said.
         "mask_pad_tokens": TRANSFORMER in weights.components and is_t5(text_encoder) and not _is_third(weights),
-        "empty_caption": "embedding",
+        "empty_caption": "zeros" if is_sdxl(denoiser) else "embedding",  # as its pipeline, if not said
         "guidance_scale": USUAL.guidance_scale,
         **({"size_conditioning": True} if takes_sizes(denoiser) else {}),
         **weights.metadata,
@@ -173,6 +181,8 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
         return f"the PixArt pipelines of {form} change captions before they encode them"
     if metadata["mask_pad_tokens"]:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
+    if _is_xl(weights):
+        return ""
     if metadata["empty_caption"] == "zeros":
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
     if third:
@@ -307,10 +317,12 @@ def _index(weights: Weights, target: Path, library: str) -> dict:
     else:
         index["unet"] = [library, "UNet2DConditionModel"]
     vae = class_of("vae", weights.components["vae"].config)
-    if _is_third(weights):
+    if (family := family_of(weights.components)).name in _SEVERAL_TEXTS:
         index["vae"] = [library, vae]
-        family = family_of(weights.components)
-        for name in TEXT_ENCODERS:
+        if not (third := _is_third(weights)):
+            index |= {name: [None, None] for name in ("feature_extractor", "image_encoder")}
+            index[ZEROS_IF_EMPTY] = metadata_of(weights)["empty_caption"] == "zeros"
+        for name in TEXT_ENCODERS if third else CLIPS:
             folder, pair = beside(target / TOKENIZER_FOLDER, name), ([None, None], [None, None])
             if own := weights.components.get(name):
                 words, t5 = _tokenizer_class(folder), name == "text_encoder_3" and library == "diffusers"
@@ -341,7 +353,7 @@ def _pipeline_class(weights: Weights) -> str:
     if is_ldmbert(text_encoder):
         return "LDMTextToImagePipeline"
     kind = "Inpaint" if _inpaints(weights) else "ControlNet" if CONTROLNET in weights.components else ""
-    return f"StableDiffusion{kind}Pipeline"
+    return f"StableDiffusion{'XL' * _is_xl(weights)}{kind}Pipeline"
 
 
 def _has_ldmbert(weights: Weights) -> bool:

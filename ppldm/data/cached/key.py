@@ -147,7 +147,7 @@ class EmbeddingsKey(CacheKey):
     tokens of a caption. mask_pad_tokens: whether the encoder sees no padding; False of one that is causal. captions,
     caption_choice, clean_captions: which texts of a row (`CaptionRule.texts`). text_projection: whether the projected
     caption is there too, behind the hidden states, which are then those before the last norm. rows: of a caption by
-    several text encoders, whose digests are one (`networks.transformers.sd3.CaptionEncoders`); else 0."""
+    several text encoders, whose digests are one (`networks.several_texts.CaptionEncoders`); else 0."""
 
     what: ClassVar[str] = "text embeddings"
     suffix: ClassVar[str] = ".embeddings"

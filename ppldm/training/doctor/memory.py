@@ -35,7 +35,7 @@ from ppdiffusers.models.attention_processor import AttnProcessor
 from ...config.recipe import Recipe
 from ...data.shapes import make_shapes
 from ...families.base import get_family
-from ...networks.configs import TEXT_ENCODERS, downscale_factor, hidden_width, is_sd3
+from ...networks.configs import TEXT_ENCODERS, downscale_factor, hidden_width, is_sd3, pooled_width
 from ...networks.transformers.transform import transform
 from ...utils.errors import ModelError, describe
 from ...utils.machine.devices import current_kind
@@ -363,8 +363,13 @@ def _led_unet(network, shapes: Shapes):
 
 def _unet(network, shapes: Shapes):
     network.set_attn_processor(AttnProcessor())
+    told, pooled = {}, pooled_width(network.config)
+    if pooled is not None:
+        sizes = _data("sizes", (shapes.samples, 6), "int64")
+        told["added_cond_kwargs"] = {"text_embeds": _data("pooled", (shapes.samples, pooled)), "time_ids": sizes}
+        shapes = replace(shapes, width=network.config["cross_attention_dim"])
     noisy, levels, states = _noisy(shapes)
-    return network(noisy, levels, encoder_hidden_states=states).sample
+    return network(noisy, levels, encoder_hidden_states=states, **told).sample
 
 
 def _transformer(network, shapes: Shapes):

@@ -49,7 +49,7 @@ _BLOCK = {
 }  # fmt: skip
 
 
-def read_sd3(model, kinds) -> Weights:
+def read(model, kinds) -> Weights:
     """The components `kinds`, by name, of a single file, a `source.ModelSource`. Raises ModelError."""
     path, beside = model.path, None
     if model.ema:
@@ -93,7 +93,7 @@ def _component(name: str, stored: dict[str, np.ndarray], config: dict | None, pa
         elif name == T5:
             arrays = stored
         else:
-            config = config or _clip_config(name, stored)
+            config = config or clip_config(name, stored)
             arrays = {_PROJECTION: np.eye(config["hidden_size"], dtype=np.float32), **stored}
             arrays = {key: one for key, one in arrays.items() if key.startswith("text_") and "position_ids" not in key}
     except (LookupError, ValueError, ZeroDivisionError) as error:
@@ -120,7 +120,8 @@ def _config(stored: dict[str, np.ndarray]) -> dict:
     }
 
 
-def _clip_config(name: str, stored: dict[str, np.ndarray]) -> dict:
+def clip_config(name: str, stored: dict[str, np.ndarray]) -> dict:
+    """Of a text encoder by its arrays, by transformers' names, whose heads are of the usual width."""
     words, width = stored["text_model.embeddings.token_embedding.weight"].shape
     layers = {key.split(".")[3] for key in stored if key.startswith("text_model.encoder.layers.")}
     return {

@@ -15,14 +15,15 @@ from dataclasses import replace
 import numpy as np
 
 from ...diffusion.process import Process
-from ...networks.configs import takes_mask
+from ...networks.configs import SIZE_EMBEDDING, takes_mask
 from ...utils.errors import ModelError
 from ..formats.files import read_metadata
 
 UNET, VAE, TEXT = "model.diffusion_model.", "first_stage_model.", "cond_stage_model."
 _CLIP, _OPEN_CLIP = f"{TEXT}transformer.", f"{TEXT}model."
 _HEAD_WIDTH, _NUM_HEADS, _USED_LAYERS = 64, 8, 23
-_PIXELS, _FACTOR = 512, 8
+_PIXELS, SDXL_PIXELS, _FACTOR = 512, 1024, 8
+SDXL_SCALE = 0.13025  # of the latents of Stable Diffusion XL's VAE
 # What of a VAE shapes do not tell, by the channels of its latents: of Stable Diffusion 1.x and 2.x, and of 3.
 _VAES = {
     4: {"scaling_factor": 0.18215},
@@ -32,8 +33,9 @@ V_SIDE = 96  # of the latents that published models of v_prediction draw
 
 # Parts of names that other things than a Stable Diffusion 1.x or 2.x have, and what to do.
 THIRD = "model.diffusion_model.joint_blocks."  # of Stable Diffusion 3, whose own layout is `sd3`
+SECOND_TEXT = "conditioner.embedders.1.model."  # of Stable Diffusion XL, whose own layout is `sdxl`
 OTHERS = {
-    "conditioner.embedders.": "Stable Diffusion XL, which is not supported",
+    "conditioner.embedders.": "a refiner of Stable Diffusion XL, which is not supported; give the base",
     "double_blocks.": "Flux, which is not supported",
     "control_model.": "a ControlNet in CompVis' layout; give one in the layout of diffusers, beside its base",
     "string_to_param": "a textual inversion; give its base model",
@@ -186,6 +188,26 @@ def from_open_clip(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     return {f"{layer}.{_OPEN_CLIP_NAMES.get(inner, inner)}.{leaf}": array}
 
 
+def to_open_clip(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What `from_open_clip` gives of all arrays of a text encoder, by the names of open_clip's."""
+    found = {}
+    top, inner = ({ours: theirs for theirs, ours in one.items()} for one in (_OPEN_CLIP_TOP, _OPEN_CLIP_NAMES))
+    for name, array in arrays.items():
+        own = name.removeprefix("text_model.")
+        if own in top:
+            found[top[own]] = array
+            continue
+        number, rest = own.removeprefix("encoder.layers.").split(".", 1)
+        block, _, leaf = rest.rpartition(".")
+        layer, start = f"transformer.resblocks.{number}", name.removesuffix(rest)
+        if block == "self_attn.q_proj":
+            parts = [arrays[f"{start}self_attn.{one}_proj.{leaf}"] for one in "qkv"]
+            found[f"{layer}.attn.in_proj_{leaf}"] = np.concatenate(parts)
+        elif block not in ("self_attn.k_proj", "self_attn.v_proj"):
+            found[f"{layer}.{inner.get(block, block)}.{leaf}"] = array
+    return found
+
+
 def _used_layers(names: Iterable[str]) -> int:
     """Of an open_clip text encoder all but the last; all where the last was left out, with what stands behind it."""
     names = [name.removeprefix(TEXT) for name in names]
@@ -200,19 +222,13 @@ def _layer(name: str) -> int:
 
 
 def _unet(shapes: Mapping[str, tuple], source) -> dict:
-    if any(name.startswith("label_emb.") for name in shapes) or any(
-        ".transformer_blocks.1." in name for name in shapes
-    ):
-        raise ModelError(
-            f"{source} holds a UNet that is told more than captions, as Stable Diffusion XL; not supported"
-        )
     first, out = shapes["input_blocks.0.0.weight"], shapes["out.2.weight"][0]
     if first[1] != out and not takes_mask({"in_channels": first[1], "out_channels": out}, out):
         raise ModelError(
             f"{source}: its UNet takes {first[1]} channels and gives {out}: it is made for depth or editing, which is "
             "not supported; give a plain model, or one for inpainting"
         )
-    channels, attention, depths = [], [], []
+    channels, attention, depths, layers = [], [], [], []
     block, depth = 1, 0
     while (resnet := f"input_blocks.{block}.0.out_layers.3.weight") in shapes:
         depth += 1
@@ -223,23 +239,39 @@ def _unet(shapes: Mapping[str, tuple], source) -> dict:
             channels.append(shapes[resnet][0])
             attention.append(f"input_blocks.{block}.1.proj_in.weight" in shapes)
             depths.append(depth)
+            layers.append(max(1, _count(shapes, f"input_blocks.{block}.1.transformer_blocks.")))
             block, depth = block + 1, 0
         block += 1
     if not channels or len(set(depths)) > 1 or not any(attention):
         raise KeyError(f"input_blocks.{block}.0.out_layers.3.weight")
     at = next(name for name in sorted(shapes) if name.endswith(".attn2.to_k.weight"))
     linear = len(shapes[at.partition(".transformer_blocks.")[0] + ".proj_in.weight"]) == 2
+    told, label = {}, shapes.get("label_emb.0.0.weight")
+    if label and not attention[0] and attention[-1]:  # the base of Stable Diffusion XL
+        told = SIZE_EMBEDDING | {"projection_class_embeddings_input_dim": label[1]}
+        told |= {"transformer_layers_per_block": layers, "sample_size": SDXL_PIXELS // _FACTOR}
+    depth = max(1, _count(shapes, "middle_block.1.transformer_blocks."))
+    if depth != layers[-1] if told else label or {depth, *layers} != {1}:
+        raise ModelError(
+            f"{source} holds a UNet that is told more than captions, or has deeper blocks, and is not the base of "
+            "Stable Diffusion XL; not supported"
+        )
     return unet_config(
         channels,
         attention,
         linear,
-        sample_size=_PIXELS // _FACTOR,
         in_channels=first[1],
         out_channels=out,
         layers_per_block=depths[0],
         cross_attention_dim=shapes[at][1],
         attention_head_dim=[max(1, one // _HEAD_WIDTH) for one in channels] if linear else _NUM_HEADS,
+        **{"sample_size": _PIXELS // _FACTOR} | told,
     )
+
+
+def _count(shapes: Mapping[str, tuple], start: str) -> int:
+    """How many numbers follow this start of a name."""
+    return len({name.removeprefix(start).partition(".")[0] for name in shapes if name.startswith(start)})
 
 
 def unet_config(channels: list[int], attention: list[bool], linear, **others) -> dict:

@@ -3,7 +3,8 @@
 diffusers   unet.down_blocks.0.….to_q.lora_A.weight and .lora_B.weight, or transformer.… and prior.…; before 0.22
             .lora.down.weight, .lora_linear_layer.down.weight, ….attn1.processor.to_q_lora.down.weight
 kohya       lora_unet_down_blocks_0_…_to_q.lora_down.weight, .lora_up.weight and .alpha, and lora_te_…; the UNet's
-            blocks also by CompVis' numbers (lora_unet_input_blocks_1_1_…)
+            blocks also by CompVis' numbers (lora_unet_input_blocks_1_1_…), as those of Stable Diffusion XL always are,
+            whose text encoders are lora_te1_… and lora_te2_…
 
 A pair changes a weight (Hu et al. 2021, arXiv:2106.09685): W + alpha / r * up @ down, in PyTorch's orientation. In
 kohya's form alpha stands beside each pair. In diffusers' alpha is the rank, the largest of its component, which all
@@ -18,6 +19,7 @@ import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +32,12 @@ from ..components import cast, require_finite, turn_linear
 from ..formats.files import is_pytorch, read_arrays, read_metadata
 from ..names import Unmapped, rename, unet_names
 
-COMPONENTS = ("unet", "text_encoder", "transformer", "prior")
-KOHYA_PREFIXES = {"unet": "lora_unet_", "text_encoder": "lora_te_"}
-_THEIR_PREFIXES = {"lora_unet_": "unet", "lora_te_": "text_encoder", "lora_te1_": "text_encoder"}
+COMPONENTS = ("unet", "text_encoder", "text_encoder_2", "transformer", "prior")
+KOHYA_PREFIXES = {"unet": "lora_unet_", "text_encoder": "lora_te_", "text_encoder_2": "lora_te2_"}
+_THEIR_PREFIXES = {"lora_unet_": "unet", "lora_te_": "text_encoder", "lora_te1_": "text_encoder",
+                   "lora_te2_": "text_encoder_2"}  # fmt: skip
 PEFT_PREFIX = "base_model.model."
-_COMFY = re.compile(r"(?:(?:model\.)?diffusion_model|(?:text_encoders\.)?clip_[lh]\.transformer)\.")
+_COMFY = re.compile(r"(?:(?:model\.)?diffusion_model|(?:text_encoders\.)?clip_[lhg]\.transformer)\.")
 # Words with underscores in the names of layers, of which kohya has dots as underscores: diffusers', then CompVis'.
 _WORDS = (
     "down_blocks|up_blocks|mid_block|transformer_blocks|proj_in|proj_out|to_q|to_k|to_v|to_out|conv_in|conv_out|"
@@ -181,15 +184,15 @@ def write_lora(lora: Lora, path, form: str = "diffusers") -> Path:
     `form`: diffusers or kohya. Raises ModelError for a layer that it has no name for."""
     path = Path(path)
     path = path if path.suffix == ".safetensors" else path / LORA_FILE
-    arrays = {}
+    arrays, xl = {}, _is_sdxl(lora)
     for component, layers in lora.components.items():
         largest = max((pair.rank for pair in layers.values()), default=0)
         for layer, pair in layers.items():
             down, up = (pair.down, pair.up) if form == "kohya" else _without_alpha(pair, largest)
-            arrays[write_key(component, layer, "down", form)] = down
-            arrays[write_key(component, layer, "up", form)] = up
+            arrays[write_key(component, layer, "down", form, xl)] = down
+            arrays[write_key(component, layer, "up", form, xl)] = up
             if form == "kohya":
-                arrays[write_key(component, layer, "alpha", form)] = np.float32(pair.alpha)
+                arrays[write_key(component, layer, "alpha", form, xl)] = np.float32(pair.alpha)
     require_finite(arrays, lora.source)
     contiguous = {key: np.array(array, order="C") for key, array in arrays.items()}
     own = {key: value for key, value in lora.metadata.items() if key not in STATED}  # alpha stands in the pairs
@@ -255,7 +258,9 @@ def read_key(key: str, unet: dict | None = None) -> tuple[str, str, str] | None:
     name, array = found[1], "alpha" if found.re is _ALPHA else "down" if found[2] in ("A", "down") else "up"
     theirs, comfy = next((one for one in _THEIR_PREFIXES if name.startswith(one)), None), _COMFY.match(name)
     if theirs or comfy:
-        component = _THEIR_PREFIXES[theirs] if theirs else "unet" if "diffusion_model" in comfy[0] else "text_encoder"
+        own = {"diffusion_model": "unet", "clip_g": "text_encoder_2"}
+        found_in = (name for part, name in own.items() if comfy and part in comfy[0])
+        component = _THEIR_PREFIXES[theirs] if theirs else next(found_in, "text_encoder")
         layer = ".".join(_WORD.findall(name.removeprefix(theirs))) if theirs else name[comfy.end() :]
         named = _diffusers_name(layer, unet)
         return (component, named, array) if named else None
@@ -265,7 +270,7 @@ def read_key(key: str, unet: dict | None = None) -> tuple[str, str, str] | None:
         component = next((one for one, starts in _BARE.items() if layer.startswith(starts)), "")
     layer = layer.removeprefix(PEFT_PREFIX)
     start, dot, last = layer.replace(".processor.", ".").rpartition(".")
-    old = _OLD_TEXT if component == "text_encoder" else _OLD_UNET
+    old = _OLD_TEXT if component.startswith("text_encoder") else _OLD_UNET
     return (component, f"{start}{dot}{old.get(last, last)}", array) if component else None
 
 
@@ -274,17 +279,23 @@ def adapter_names(keys) -> set[str]:
     return {found[3] for found in map(_ARRAY.fullmatch, keys) if found and found[3]}
 
 
-def write_key(component: str, layer: str, array: str, form: str) -> str:
-    """The key of an array in a file of that form. Raises ModelError for a layer that kohya's form has no name for."""
+def write_key(component: str, layer: str, array: str, form: str, xl: bool = False) -> str:
+    """The key of an array in a file of that form; xl: of Stable Diffusion XL. Raises ModelError for a layer that
+    kohya's form has no name for."""
     if form == "diffusers":
         return f"{component}.{layer}.lora_{'A' if array == 'down' else 'B'}.weight"
-    if component == "text_encoder" and not layer.startswith("text_model."):
+    if component.startswith("text_encoder") and not layer.startswith("text_model."):
         raise ModelError(
             f"kohya's files know no layer {layer} of a text encoder that is not CLIP's; write the LoRA for diffusers"
         )
     if component not in KOHYA_PREFIXES:
         raise ModelError(f"kohya's files know no {component}; write the LoRA for diffusers")
-    name = KOHYA_PREFIXES[component] + layer.replace(".", "_")
+    if xl and component == "unet":
+        try:
+            layer = rename(layer, {ours: theirs for theirs, ours in _published_names("unet_sdxl").items()})
+        except Unmapped as error:
+            raise ModelError(f"kohya's files of SDXL know no layer {error}; write the LoRA for diffusers") from error
+    name = ("lora_te1_" if xl and component == "text_encoder" else KOHYA_PREFIXES[component]) + layer.replace(".", "_")
     return f"{name}.alpha" if array == "alpha" else f"{name}.lora_{array}.weight"
 
 
@@ -292,11 +303,25 @@ def _diffusers_name(layer: str, unet: dict | None) -> str | None:
     """diffusers' name of a layer of kohya's, which may be CompVis'; None for one that the UNet does not have."""
     if layer.split(".")[0] not in _COMPVIS:
         return layer
-    config = unet or read_json_object(CONFIG_DIR / "unet.json", ModelError)
+    # Of Stable Diffusion and XL no number stands for two layers.
+    own = unet and {theirs: ours for ours, theirs in unet_names(unet).items()}
     try:
-        return rename(layer, {theirs: ours for ours, theirs in unet_names(config).items()})
+        return rename(layer, own or _published_names("unet") | _published_names("unet_sdxl"))
     except Unmapped:
         return None
+
+
+@cache
+def _published_names(config: str) -> dict[str, str]:
+    """CompVis' prefixes to diffusers', of a UNet of the package."""
+    names = unet_names(read_json_object(CONFIG_DIR / f"{config}.json", ModelError))
+    return {theirs: ours for ours, theirs in names.items()}
+
+
+def _is_sdxl(lora: Lora) -> bool:
+    """Whether it is known to be of Stable Diffusion XL: by its UNet's deepest blocks, or by two text encoders."""
+    deep = any("block.attentions.0.transformer_blocks.9." in layer for layer in lora.components.get("unet", ()))
+    return deep or "text_encoder_2" in lora.components
 
 
 def read_settings(path: Path, metadata: dict[str, str], by_peft: bool) -> dict[str, dict]:
