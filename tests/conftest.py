@@ -204,6 +204,16 @@ SD3_CONFIG = {
 }
 
 
+# Two CLIPs of width 32 side by side, and before six sizes the state of 32 numbers of the second.
+SDXL_CONFIG = {
+    **UNET_CONFIG,
+    **{"down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"], "cross_attention_dim": 64},
+    **{"up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"], "transformer_layers_per_block": [1, 2]},
+    **{"use_linear_projection": True, "addition_embed_type": "text_time", "addition_time_embed_dim": 8},
+    "projection_class_embeddings_input_dim": 32 + 6 * 8,
+}
+
+
 @dataclass(frozen=True)
 class Tiny:
     """A folder with 40 rows of 36 x 32 pictures in two parts, and all that a run on them takes."""
@@ -273,7 +283,7 @@ def tiny(tmp_path_factory) -> Tiny:
     configs = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "ldmbert": TEXT_ENCODER_CONFIG, "clip": CLIP_CONFIG,
                "uvit": UVIT_CONFIG, "dit": DIT_CONFIG, "microdit": MICRODIT_CONFIG, "cascade_c": CASCADE_C_CONFIG,
                "cascade_b": CASCADE_B_CONFIG, "single_stream": SINGLE_STREAM_CONFIG, "sd3": SD3_CONFIG,
-               "single_stream_pixels": SINGLE_STREAM_PIXELS_CONFIG}  # fmt: skip
+               "single_stream_pixels": SINGLE_STREAM_PIXELS_CONFIG, "sdxl": SDXL_CONFIG}  # fmt: skip
     for name, config in configs.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
     save_component(build_network("vae", read_new_config("vae", folder / "vae.json", ""), seed=1), folder / "vae")

@@ -287,7 +287,7 @@ def _misfits(configs: dict[str, dict], drawn: bool):
     kinds = ("vae", "text_encoder", "unet", "transformer", "controlnet")
     vae, text_encoder, unet, transformer, controlnet = map(configs.get, kinds)
     latents, width = vae and vae["latent_channels"], text_encoder and hidden_width(text_encoder)
-    if told := bool(unet and is_sdxl(unet) and "text_encoder_2" in configs):
+    if unet and is_sdxl(unet) and "text_encoder_2" in configs:
         second = configs["text_encoder_2"]
         text_encoder, width = (text_encoder, width + second["hidden_size"]) if text_encoder and second else (None, None)
         if second and second["projection_dim"] != pooled_width(unet):
@@ -295,6 +295,11 @@ def _misfits(configs: dict[str, dict], drawn: bool):
                 f"the UNet takes a state of {pooled_width(unet)} numbers of a caption, and text_encoder_2 projects to "
                 f"{second['projection_dim']}; choose networks that were made for one another"
             )
+    elif unet and pooled_width(unet):
+        yield (
+            "the UNet asks for an input that a text-to-image model does not give it, but Stable Diffusion XL "
+            "(`family: sdxl`)"
+        )
     if vae and (vae["in_channels"], vae["out_channels"]) != (RGB, RGB):
         yield f"the VAE takes {vae['in_channels']} channels and gives {vae['out_channels']}; pictures have {RGB}"
     if vae and unet and takes_mask(unet, latents):
@@ -328,12 +333,8 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             own, other = _shown(controlnet[key]), _shown(unet[key])
             yield f"the ControlNet has {key} {own} and the UNet {other}; it was made for another"
     for key in _FURTHER_INPUTS:
-        if unet and unet[key] is not None and not (key == "addition_embed_type" and (told or takes_sizes(unet))):
-            remedy = "; it is of `family: sdxl`" if is_sdxl(unet) else ""
-            yield (
-                f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
-                f"{remedy}"
-            )
+        if unet and unet[key] is not None and not (key == "addition_embed_type" and pooled_width(unet) is not None):
+            yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
 
 
 def _sd3_misfits(configs: dict[str, dict], transformer: dict):

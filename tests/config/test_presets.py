@@ -20,7 +20,7 @@ SNAPSHOT = Path(__file__).with_name("presets.json")
 
 def recipe(name: str, *words, loop: bool = True):
     """A preset's recipe; what it leaves to the user is filled in."""
-    unfinished = ("sd1", "sd2", "sd3-m", "sd3-l", "autoencoder-f", "uvit-s", "micro-", *CASCADE)
+    unfinished = ("sd1", "sd2", "sd3-m", "sd3-l", "sdxl-b", "sdxl-l", "autoencoder-f", "uvit-s", "micro-", *CASCADE)
     missing = ["data.file_list=x"] if name.startswith(unfinished) else []
     missing += ["model.effnet_name_or_path=owner/model"] if name.startswith(CASCADE) else []
     missing += ["model.lpips_weights=random"] if name.startswith("autoencoder-f") else []

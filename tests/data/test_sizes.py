@@ -32,16 +32,18 @@ CROPS = [
 ]
 
 
+@pytest.mark.parametrize("as_seen", [False, True])
 @pytest.mark.parametrize("shapes", [None, SHAPES])
 @pytest.mark.parametrize("crops", CROPS)
-def test_a_sample_shows_what_its_sizes_say(tmp_path, make_image, make_dataset, shapes, crops):
-    """Against the whole picture, resized by Pillow and cropped there."""
+def test_a_sample_shows_what_its_sizes_say(tmp_path, make_image, make_dataset, shapes, crops, as_seen):
+    """Against the whole picture, resized by Pillow and cropped there; `as_seen` mirrored before it is cropped, as
+    diffusers' train_text_to_image_sdxl.py does."""
     write_part(tmp_path / "a.gz", [Row(f"picture {n}", make_image(n, size), {}) for n, size in enumerate(PICTURES)])
     write_filelist(tmp_path / "a.filelist", ["a.gz"])
     sources = read_sources(tmp_path / "a.filelist")
     selection = select_rows(sources, shapes=ShapeRule(shapes) if shapes else None)
     dataset, mirrored = make_dataset(sources, selection=selection, crops=crops), set()
-    dataset.inputs["sizes"] = Sizes()
+    dataset.inputs["sizes"] = dataset._sizes = Sizes(as_seen=as_seen)
     for key in KEYS:
         sample = dataset[key]
         height, width, top, left, *shape = sample["sizes"].tolist()
@@ -49,8 +51,10 @@ def test_a_sample_shows_what_its_sizes_say(tmp_path, make_image, make_dataset, s
         assert (width, height) == PICTURES[row] and tuple(shape) == sample["pixel_values"].shape[1:]
         scaled = scale_to_cover(height, width, *shape, dataset.crops.fraction)
         whole = Image.fromarray(decode_pixels(dataset.read_row(row).image)).resize(scaled, Image.Resampling.LANCZOS)
-        shown = np.asarray(whole)[top : top + shape[0], left : left + shape[1]].transpose(2, 0, 1)
-        same = [np.array_equal(one, sample["pixel_values"]) for one in (shown, shown[:, :, ::-1])]
+        plain, mirror = np.asarray(whole), np.asarray(whole)[:, ::-1]
+        cut = slice(top, top + shape[0]), slice(left, left + shape[1])
+        shown = plain[cut], mirror[cut] if as_seen else plain[cut][:, ::-1]
+        same = [np.array_equal(one.transpose(2, 0, 1), sample["pixel_values"]) for one in shown]
         assert any(same)
         mirrored.add(same[0])
     assert len(mirrored) == 1 + dataset.crops.flip

@@ -14,7 +14,8 @@ from ppldm.utils.errors import ConfigError
 def test_families_of_the_folder():
     assert list_families() == [
         *(DEFAULT_FAMILY, "autoencoder", "cascade_autoencoder", "cascade_controlnet", "cascade_decoder"),
-        *("cascade_prior", "controlnet", "dit", "microdit", "sd3", "single_stream", "stable_diffusion", "uvit"),
+        *("cascade_prior", "controlnet", "dit", "microdit", "sd3", "sdxl", "single_stream", "stable_diffusion"),
+        "uvit",
     ]
     for name in list_families():
         family = get_family(name)
@@ -27,7 +28,7 @@ def test_families_of_the_folder():
         *[("ldn", "did you mean ldm"), ("l", "")],
         (
             "base",
-            "known: ldm, .*, cascade_decoder, cascade_prior, controlnet, dit, microdit, sd3, single_stream, .*, uvit",
+            "known: ldm, .*, cascade_decoder, cascade_prior, controlnet, dit, microdit, sd3, sdxl, .*, uvit",
         ),
     ],
 )

@@ -35,13 +35,13 @@ from ppldm.weights.source import read_component
 ROOT = Path(__file__).resolve().parents[2]
 FAMILIES = (
     *("autoencoder", "cascade_autoencoder", "cascade_controlnet", "cascade_decoder", "cascade_prior", "controlnet"),
-    *("dit", "ldm", "microdit", "sd3", "single_stream", "stable_diffusion", "toy", "uvit"),
+    *("dit", "ldm", "microdit", "sd3", "sdxl", "single_stream", "stable_diffusion", "toy", "uvit"),
 )
 CASCADE = ("cascade_controlnet", "cascade_decoder", "cascade_prior")
 ADAPTERS = "ldm-adapters"  # low-rank layers and tokens of a frozen model
 PIXELS = "single_stream-pixels"  # without a VAE
 TRANSFORMERS = ("dit", "microdit", "sd3", "single_stream", "uvit")
-TEXT_TO_IMAGE = ("ldm", "stable_diffusion", *TRANSFORMERS, ADAPTERS, PIXELS)
+TEXT_TO_IMAGE = ("ldm", "sdxl", "stable_diffusion", *TRANSFORMERS, ADAPTERS, PIXELS)
 STEPS, BATCH = 4, 4
 CURVE = ("loss", "grad_norm", "loss_quarter_1", "loss_quarter_2", "loss_quarter_3", "loss_quarter_4")
 
@@ -151,6 +151,11 @@ def flags(tiny, name, folder, **changes) -> list[str]:
             **{"text_encoder_config_file": tiny.config("clip"), "text_encoder_2_config_file": tiny.config("clip")},
             **{"timestep_shift": 3.0, "timestep_sampling": "logit_normal", "use_ema": True, "patch_masking": 0.25},
             **{"image_logging_steps": 3, "stratified_timesteps": True, "empty_caption": "zeros"},
+        },
+        "sdxl": {
+            **{"unet_config_file": tiny.config("sdxl"), "recompute": True, "use_ema": True, "caption_drop": 0.3},
+            **{"text_encoder_config_file": tiny.config("clip"), "text_encoder_2_config_file": tiny.config("clip")},
+            **{"random_flip": True, "size_conditioning_drop": 0.2, "noise_offset": 0.05, "image_logging_steps": 3},
         },
         "toy": {"config": ROOT / "tests/helpers/toy.yaml", "resolution": 8},
     }[name]

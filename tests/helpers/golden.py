@@ -27,7 +27,7 @@ GOLDEN = ROOT / "tests" / "golden"
 # One preset of each family, whose settings `ppldm train --help` shows.
 PRESETS = (
     *("autoencoder-f4", "sd15-finetune", "sd15-controlnet-canny", "uvit-tiny-cpu", "dit-tiny-cpu", "microdit-tiny-cpu"),
-    *("sd3-tiny-cpu", "single-stream-tiny-cpu"),
+    *("sd3-tiny-cpu", "sdxl-tiny-cpu", "single-stream-tiny-cpu"),
     *("cascade-a-tiny-cpu", "cascade-b-tiny-cpu", "cascade-c-tiny-cpu", "cascade-controlnet-tiny-cpu"),
 )
 SCRIPTS = (

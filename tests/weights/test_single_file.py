@@ -121,7 +121,8 @@ def test_averaged_weights_by_choice(tmp_path):
 @pytest.mark.parametrize(
     "change, words",
     [(("model.diffusion_model.input_blocks.0.0.weight", (32, 5, 3, 3)), "takes 5 channels .* depth or editing"),
-     (("conditioner.embedders.1.model.ln_final.bias", (3,)), "is Stable Diffusion XL, which is not supported"),
+     (("conditioner.embedders.0.model.ln_final.bias", (3,)), "is a refiner of Stable Diffusion XL, which is not"),
+     (("conditioner.embedders.1.model.ln_final.bias", (3,)), "lacks conditioner.embedders.1.model.text_projection"),
      (("model.diffusion_model.joint_blocks.0.x.weight", (3,)), "lacks model.diffusion_model.x_embedder"),
      (("double_blocks.0.img_attn.norm.key_norm.scale", (3,)), "is Flux"),
      (("control_model.time_embed.0.weight", (3,)), "is a ControlNet"),
