@@ -62,6 +62,7 @@ FAMILIES = {
     "dit": ("dit-tiny-cpu", TRANSFORMER),
     "microdit": ("microdit-tiny-cpu", TRANSFORMER),
     "sd3": ("sd3-tiny-cpu", TRANSFORMER),
+    "sdxl": ("sdxl-tiny-cpu", SHAPES),
     "controlnet": ("shapes-world-controlnet", {"model_name_or_path": "ldm-hand/pipeline"}),
     "cascade_decoder": ("cascade-b-tiny-cpu", {**CASCADE, "vqgan_name_or_path": "cascade_autoencoder-hand/vqgan"}),
     "cascade_prior": ("cascade-c-tiny-cpu", CASCADE),
@@ -98,7 +99,7 @@ def tasks() -> dict[str, tuple[list[str], tuple[str, ...]]]:
 
     before = {"controlnet": "ldm-hand", "cascade_decoder": "cascade_autoencoder-hand"}
     before |= {"cascade_controlnet": "cascade_prior-hand"}
-    before |= dict.fromkeys(("stable_diffusion", "uvit", "dit", "microdit", "sd3"), "autoencoder-hand")
+    before |= dict.fromkeys(("stable_diffusion", "uvit", "dit", "microdit", "sd3", "sdxl"), "autoencoder-hand")
     for family in FAMILIES:
         for loop in ("hand", "trainer"):
             train(f"{family}-{loop}", family, loop, (before[family],) if family in before else ())
@@ -128,7 +129,7 @@ def _other_tasks(data: str) -> dict:
         "rows-of-a-batch": (["replay", "ldm-hand", "--step", "2", "--json"], ("ldm-hand",)),
         "export": (["export", "ldm-hand/pipeline", "--to", "diffusers", "--out", "export"], ("ldm-hand",)),
     }
-    for family in ("ldm", "stable_diffusion", "uvit", "dit", "microdit", "sd3"):
+    for family in ("ldm", "stable_diffusion", "uvit", "dit", "microdit", "sd3", "sdxl"):
         words = ["generate", "--model", f"{family}-hand/pipeline", "--out", f"pictures-{family}", *few]
         found[f"pictures-{family}"] = (words, (f"{family}-hand",))
     for sampler in ("euler-ancestral", "dpm-solver++", "unipc"):

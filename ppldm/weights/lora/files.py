@@ -43,13 +43,13 @@ _WORDS = (
     "down_blocks|up_blocks|mid_block|transformer_blocks|proj_in|proj_out|to_q|to_k|to_v|to_out|conv_in|conv_out|"
     "conv_shortcut|time_emb_proj|time_embedding|add_embedding|linear_1|linear_2|"
     "text_model|self_attn|q_proj|k_proj|v_proj|out_proj|to_logits|"
-    "input_blocks|middle_block|output_blocks|in_layers|out_layers|emb_layers|skip_connection|time_embed"
+    "input_blocks|middle_block|output_blocks|in_layers|out_layers|emb_layers|skip_connection|time_embed|label_emb"
 )
 _WORD = re.compile(rf"(?:{_WORDS})(?=_|$)|[^_]+")
 LONGEST_NAME = 300
 _ARRAY = re.compile(r"(.+?)[._]lora(?:_linear_layer)?[._](A|B|down|up)(?:\.([^.]+))?\.weight")
 _ALPHA = re.compile(r"(.+)\.alpha")
-_COMPVIS = ("input_blocks", "middle_block", "output_blocks", "time_embed", "out")
+_COMPVIS = ("input_blocks", "middle_block", "output_blocks", "time_embed", "label_emb", "out")
 # How layers begin where no component is named, as with attention processors and peft.
 _BARE = {
     "unet": ("down_blocks.", "mid_block.", "up_blocks.", "conv_in", "conv_out", "time_embedding.", "add_embedding."),

@@ -95,6 +95,12 @@ def test_older_keys_of_diffusers(lora, tmp_path, down, up):
          "text_model.encoder.layers.3.self_attn.out_proj"),
         ("lora_te1_text_model_encoder_layers_3_mlp_fc1.lora_up.weight", "text_encoder",
          "text_model.encoder.layers.3.mlp.fc1"),
+        ("lora_te2_text_model_encoder_layers_3_mlp_fc1.lora_up.weight", "text_encoder_2",
+         "text_model.encoder.layers.3.mlp.fc1"),
+        ("text_encoders.clip_g.transformer.text_model.encoder.layers.3.mlp.fc1.lora_up.weight", "text_encoder_2",
+         "text_model.encoder.layers.3.mlp.fc1"),
+        ("lora_unet_output_blocks_2_1_transformer_blocks_9_attn1_to_q.lora_up.weight", "unet",
+         "up_blocks.0.attentions.2.transformer_blocks.9.attn1.to_q"),
     ],
 )  # fmt: skip
 def test_keys_of_attention_processors_and_prefixes(key, component, layer):
@@ -153,7 +159,7 @@ GOOD = {f"{KEY}.lora_down.weight": np.ones((2, 8), "f4"), f"{KEY}.lora_up.weight
     "changes, message",
     [
         ({f"{KEY}.dora_scale": np.ones(8, "f4")}, rf"is a DoRA \({KEY}.dora_scale"),
-        ({"lora_te2_text_model.lora_down.weight": np.ones((2, 8), "f4")}, "lora_te2_text_model"),
+        ({"lora_te3_text_model.lora_down.weight": np.ones((2, 8), "f4")}, "lora_te3_text_model"),
         ({f"x{number}": np.ones(1, "f4") for number in range(5)}, "x0, x1, x2 and 2 more"),
         ({f"{KEY}.lora_up.weight": None}, "lacks its up matrix"),
         ({f"{KEY}.lora_up.weight": np.ones((8, 3), "f4")}, r"not a pair of matrices \(down \[2, 8\], up \[8, 3\]"),
