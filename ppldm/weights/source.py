@@ -155,7 +155,8 @@ class ModelSource:
     def whole_config(self, kind: str) -> dict | None:
         """As `config`, where it is a whole model and not one component."""
         if self.form == FILE:
-            return self.component(kind).config if self._layout else None
+            found = self._layout and self.read((kind,)).components.get(kind)
+            return found.config if found else None
         there = self.form == CHECKPOINT or find_component(self.path, kind)
         return self.config(kind) if there else None
 
@@ -268,7 +269,9 @@ class ModelSource:
             what = " or ".join(folders)
             raise ModelError(f"{self.path} has no {what}: it is no pipeline or checkpoint; name one, or a run's folder")
         said = {name: value for name, value in _said(self.path).items() if name != "files"}
-        if xl and isinstance(zeros := _said(self.path, "model_index.json").get(ZEROS_IF_EMPTY), bool):
+        if xl and ZEROS_IF_EMPTY in (index := _said(self.path, "model_index.json")):
+            if not isinstance(zeros := index[ZEROS_IF_EMPTY], bool):
+                raise ModelError(f"{self.path}: {ZEROS_IF_EMPTY} {zeros!r:.60} is neither true nor false; correct it")
             said["empty_caption"] = "zeros" if zeros else "embedding"
         named = {"text_encoder": "projected_text_encoder"} if third else {}
         components = {kind: _read_checked(named.get(kind, kind), folder) for kind, folder in folders.items() if folder}

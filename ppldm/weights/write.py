@@ -146,11 +146,6 @@ def _is_third(weights: Weights) -> bool:
     return TRANSFORMER in weights.components and is_sd3(weights.components[TRANSFORMER].config)
 
 
-def _is_xl(weights: Weights) -> bool:
-    """Whether it is a Stable Diffusion XL."""
-    return "unet" in weights.components and is_sdxl(weights.components["unet"].config)
-
-
 def metadata_of(weights: Weights) -> dict:
     """What ppldm.json says: what is known of the training, and how to sample."""
     vae, text_encoder, denoiser = (weights.components[kind].config for kind in whole_model(weights.components))
@@ -181,7 +176,7 @@ def why_drawn_by_ppldm(weights: Weights, form: str) -> str:
         return f"the PixArt pipelines of {form} change captions before they encode them"
     if metadata["mask_pad_tokens"]:
         return f"{form} attends to the padding behind captions, and this model was trained to ignore it"
-    if _is_xl(weights):
+    if family_of(weights.components).name == "sdxl":
         return ""
     if metadata["empty_caption"] == "zeros":
         return f"{form} guides with the embedding of an empty caption, and this model was trained with zeros"
@@ -353,7 +348,7 @@ def _pipeline_class(weights: Weights) -> str:
     if is_ldmbert(text_encoder):
         return "LDMTextToImagePipeline"
     kind = "Inpaint" if _inpaints(weights) else "ControlNet" if CONTROLNET in weights.components else ""
-    return f"StableDiffusion{'XL' * _is_xl(weights)}{kind}Pipeline"
+    return f"StableDiffusion{'XL' * is_sdxl(weights.components['unet'].config)}{kind}Pipeline"
 
 
 def _has_ldmbert(weights: Weights) -> bool:

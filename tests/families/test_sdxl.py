@@ -3,6 +3,7 @@ adapters, and what is refused."""
 
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from sampling import ALL
 import ppldm
 from ppldm.cache.command import precompute
 from ppldm.families.base import get_family
+from ppldm.inference.export import export
 from ppldm.networks.configs import check_fit
 from ppldm.networks.cpu_operators.layers import operators_are_usable
 from ppldm.training.commands.dry_run import reckon
@@ -87,14 +89,19 @@ def test_the_dry_run_counts_both_text_encoders(tiny, tmp_path):
     assert trained == {"vae": 0, "text_encoder": 0, "text_encoder_2": 0, "unet": components["unet"]["parameters"]}
 
 
-def test_embeddings_that_are_computed_ahead_are_the_same(tiny, run, tmp_path):
-    """With dropped captions, whose states are zeros whatever was cached."""
+@pytest.mark.parametrize("form", ["pipeline", "file"])
+def test_embeddings_that_are_computed_ahead_are_the_same(tiny, run, tmp_path, form):
+    """By a pipeline or a single file; with dropped captions, whose states are zeros whatever was cached."""
+    source = run / "pipeline"
+    if form == "file":
+        export(str(source), str(tmp_path / "out"), to="compvis")
+        source = tmp_path / "out/model.safetensors"
     told = {"model_name_or_path": run / "pipeline", "caption_drop": 0.5}
     cached = {"text_embeddings": "cached", "latents_dir": tmp_path / "latents", "text_embeddings_dtype": "float32"}
     with pytest.raises(PartError, match="ppldm precompute FILELIST --text-encoder PIPELINE"):
         train(tiny, tmp_path / "refused", **told, **cached)
     precompute(
-        [tiny.file_list], text_encoder=str(run / "pipeline"), model_max_length=12, text_dtype="float32",
+        [tiny.file_list], text_encoder=str(source), model_max_length=12, text_dtype="float32",
         latents_dir=str(tmp_path / "latents"),
     )  # fmt: skip
     train(tiny, tmp_path / "plain", **told)
@@ -113,6 +120,17 @@ def test_cached_latents_have_the_same_sizes(tiny, tmp_path):
     assert (plain[:, :2] == [32, 36]).all() and (plain[:, 4:] == 32).all()
     with pytest.raises(ConfigError, match="cached latents do not keep where a smart crop lies"):
         train(tiny, tmp_path / "smart", random_crop=False, smart_crop=True, **kept)
+
+
+def test_what_a_pipeline_says_of_empty_captions_is_read_or_refused(run, tmp_path):
+    shutil.copytree(run / "pipeline", tmp_path / "pipeline")
+    index = tmp_path / "pipeline/model_index.json"
+    told = json.loads(index.read_text())
+    index.write_text(json.dumps(told | {"force_zeros_for_empty_prompt": False}))
+    assert ppldm.load(tmp_path / "pipeline").model.empty_end is None
+    index.write_text(json.dumps(told | {"force_zeros_for_empty_prompt": "no"}))
+    with pytest.raises(ModelError, match="force_zeros_for_empty_prompt 'no' is neither true nor false"):
+        ppldm.load(tmp_path / "pipeline")
 
 
 @pytest.mark.parametrize("loop", [True, False])
