@@ -195,7 +195,7 @@ def projected_caption(text_encoder: nn.Layer, input_ids, end_id: int, before: in
     states = text_encoder.text_model(input_ids, output_hidden_states=True, return_dict=True, **told)
     if not hasattr(text_encoder, "text_projection"):
         return states.hidden_states[-before], None
-    ends = paddle.stack([paddle.arange(len(input_ids)), mask.sum(axis=1) - 1], axis=1)
+    ends = paddle.stack([paddle.arange(input_ids.shape[0]), mask.sum(axis=1) - 1], axis=1)
     pooled = text_encoder.text_projection(states.last_hidden_state.gather_nd(ends))
     return states.hidden_states[-before], pooled.unsqueeze(1)
 

@@ -51,8 +51,8 @@ class CaptionEncoders:
                 ids, end = self._tokens(name, input_ids), self._tokenizer.of[name].end_id
                 found, one = projected_caption(self.encoders[name], ids, end, before=2, masked=False)
             else:
-                found = paddle.zeros([len(input_ids), self._length, own])
-                one = paddle.zeros([len(input_ids), 1, projected])
+                found = paddle.zeros([input_ids.shape[0], self._length, own])
+                one = paddle.zeros([input_ids.shape[0], 1, projected])
             states.append(found)
             pooled += [one] if projected else []
         if any(name in self.encoders for name in CLIPS):
@@ -66,7 +66,7 @@ class CaptionEncoders:
         """What `embed` gives as `hidden` and `pooled`."""
         rows, pooled = embedded[:, :-1], embedded[:, -1, : self._pooled]
         rows = _joined([rows[:, :, : self._width]], self._width)
-        zeros = paddle.zeros([len(rows), self._length, self._width], rows.dtype)
+        zeros = paddle.zeros([rows.shape[0], self._length, self._width], rows.dtype)
         before = [] if any(name in self.encoders for name in CLIPS) else [zeros]
         behind = [zeros] if self._with_t5 and "text_encoder_3" not in self.encoders else []
         return {"hidden": paddle.concat([*before, rows, *behind], axis=1), "pooled": pooled}
