@@ -20,6 +20,7 @@ from ppldm.inference.export import export
 from ppldm.networks.configs import check_fit
 from ppldm.networks.cpu_operators.layers import operators_are_usable
 from ppldm.training.commands.dry_run import reckon
+from ppldm.training.commands.finetune import Pictures, Settings, read_start, train_command
 from ppldm.training.commands.train import read_recipe
 from ppldm.training.metrics import read_metrics
 from ppldm.training.prepare import prepare
@@ -131,6 +132,16 @@ def test_what_a_pipeline_says_of_empty_captions_is_read_or_refused(run, tmp_path
     index.write_text(json.dumps(told | {"force_zeros_for_empty_prompt": "no"}))
     with pytest.raises(ModelError, match="force_zeros_for_empty_prompt 'no' is neither true nor false"):
         ppldm.load(tmp_path / "pipeline")
+
+
+def test_it_is_fine_tuned_by_one_command(run, tmp_path):
+    """Whose flags the family takes."""
+    start = read_start(str(run / "pipeline"))
+    assert start.family == "sdxl"
+    drawn = ("", 1, ("picture 3",), 1)
+    settings = Settings(tmp_path, start, "lora", 2, 2, 1, 1e-4, 32, *drawn)
+    words = train_command(settings, Pictures(tmp_path, (), ("picture 3",), "", "pictures"))
+    assert read_recipe([*words[5:]], True, config=None).model.trains_adapters
 
 
 @pytest.mark.parametrize("loop", [True, False])

@@ -142,11 +142,11 @@ def read_pictures(folder: Path, caption: str) -> Pictures:
 
 def read_start(model: str) -> Start:
     """The base model's family and settings, by its configs. Raises ConfigError, ModelError."""
-    from ...networks.configs import is_ldmbert
     from ...utils.files import read_json
     from ...weights.components import ComponentWeights, Weights
     from ...weights.configs import PUBLISHED_SCHEDULE, read_scheduler
     from ...weights.folders import COMPONENT_FOLDERS
+    from ...weights.model_file import family_of
     from ...weights.source import open_model
     from ...weights.write import metadata_of
 
@@ -160,7 +160,9 @@ def read_start(model: str) -> Start:
     known = read_json(folder / "ppldm.json") or {}
     schedule = {"rescale_betas_zero_snr": False, **PUBLISHED_SCHEDULE, **read_scheduler(scheduler)}
     facts = schedule | metadata_of(Weights(components, schedule, metadata=known))
-    family = "ldm" if is_ldmbert(configs["text_encoder"]) else "stable_diffusion"
+    family = family_of(components).name
+    for name in ("mask_pad_tokens", "empty_caption") if family == "sdxl" else ():
+        del facts[name]  # which it has not, and which its pipeline says
     return Start(str(folder.absolute()) if Path(model).exists() else model, family, facts)
 
 
@@ -216,7 +218,7 @@ def train_command(settings: Settings, own: Pictures) -> tuple[str, ...]:
     words += as_flags(learning_rate=settings.learning_rate, seed=settings.seed)
     words += as_flags(save_steps=max(settings.steps // 10, 1), save_total_limit=2)
     words += as_flags(image_logging_steps=max(settings.steps // 4, 1), num_inference_steps=50)
-    words += as_flags(**{name: facts[name] for name in KEPT})
+    words += as_flags(**{name: facts[name] for name in KEPT if name in facts})
     words += as_flags(size_conditioning=True) if facts.get("size_conditioning") else []
     words += as_flags(lora_rank=settings.rank) if is_lora else []
     return (*_PPLDM, "train", f"family={settings.start.family}", *words, "--validation_prompts", *settings.prompts)
