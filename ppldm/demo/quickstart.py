@@ -13,8 +13,6 @@ from pathlib import Path
 
 from ..config.option import flag_formatter, parse_known_or_suggest
 from ..utils.errors import ConfigError, exit_on_error
-from ..utils.machine.devices import installed_kind
-from ..utils.machine.resources import count_usable_cores
 from ..utils.stages import Stage, command, describe, drawing_stages, run_stages, seconds_per_update, tell, train_command
 from ..weights.folders import share_trained
 
@@ -30,9 +28,9 @@ virtual environment, .venv without it)."""
 
 
 def quickstart(argv: list[str]) -> None:
-    """Train a small model on demo data, or your own pictures, and draw with it; the first picture in three minutes."""
+    """Train a small model on demo data, or your own pictures, and draw with it, in three to five minutes."""
     arguments = parse_known_or_suggest(make_parser(), argv)
-    processes = arguments.processes or count_processes()
+    processes = arguments.processes
     # Of pictures of one's own a folder of their name, so that the demo's models stay.
     folder = Path(arguments.pictures or "quickstart").expanduser()
     own = f"{folder.resolve().name}-model" if arguments.pictures else folder
@@ -91,8 +89,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ppldm quickstart",
         description="Draws captioned pictures, trains a small text-to-image model on them, and draws what it makes of "
-        "a list of prompts. On 2 cores the first pictures that can be recognised come within three minutes, the end "
-        "after about six. Stopped at any point, the same command goes on from what is finished. With --pictures it "
+        "a list of prompts. On 2 idle cores the first pictures that can be recognised come within two minutes, the end "
+        "after three to five. Stopped at any point, the same command goes on from what is finished. With --pictures it "
         "does so with your own: captions are taken from a table in the folder (metadata.csv, .tsv, .jsonl, .parquet; a "
         "first line says file_name,text), from text files beside the pictures, or from their names (red_car_03.jpg); "
         "its recipes lie in OUT, to be changed.",
@@ -115,16 +113,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=_folder, metavar="DIR",
                         help="where data, models and pictures go (default: quickstart; with --pictures cats: "
                         "cats-model)")  # fmt: skip
-    parser.add_argument("--processes", type=_positive, metavar="N",
-                        help="processes that train together, 1, 2 or 4 (default: 1 on a GPU and the like, else 2 "
-                        "where there are 2 cores)")  # fmt: skip
+    parser.add_argument("--processes", type=_positive, metavar="N", default=1,
+                        help="processes that train together, 1, 2 or 4 (default: 1, which is fastest for networks this "
+                        "small)")  # fmt: skip
     parser.add_argument("--dry-run", "--dry_run", action="store_true", help="print the commands and run none")
     return parser
-
-
-def count_processes() -> int:
-    """On a CPU two processes train small networks twice as fast as one, with the same global batch; a GPU takes one."""
-    return min(2, count_usable_cores()) if installed_kind().is_cpu else 1
 
 
 def plan(out: Path, steps: int, autoencoder_steps: int, processes: int) -> list[Stage]:

@@ -28,7 +28,7 @@ _GUESS_SECONDS = 60.0  # of stages on a usual machine that tell as much of this 
 _START_SECONDS = 20.0  # of a stage, in which nothing is done of it
 _USUAL_SPEED, _USUAL_CORES = 4400, 2  # sums of _NUMBERS that such a core (Intel Xeon) makes in a second
 # Preset: seconds of an update at 48 pixels on two usual cores, with AVX-512 and without.
-_UPDATES = {"autoencoder-tiny-cpu": (0.125, 0.17), "ldm-tiny-cpu": (0.21, 0.27)}
+_UPDATES = {"autoencoder-tiny-cpu": (0.085, 0.14), "ldm-tiny-cpu": (0.135, 0.21)}
 _NUMBERS, _SUMS, _MEASURED_S = 10_000, 10, 0.2
 _BUSY, _MEASURED_BUSY_S = 1.3, 2.0  # so many times as long: others run too, and a moment says little
 

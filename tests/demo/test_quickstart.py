@@ -10,7 +10,6 @@ import pytest
 from ppldm.config.load import file_layers, last_value, preset_path
 from ppldm.demo import quickstart
 from ppldm.utils.errors import ConfigError
-from ppldm.utils.machine.devices import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = Path("/out")
@@ -83,15 +82,6 @@ def test_more_updates_take_more_time():
 def test_a_number_of_processes_that_does_not_divide_the_batch_is_refused(processes):
     with pytest.raises(ConfigError, match=f"--processes {processes}: .* wants 1, 2 or 4"):
         quickstart.plan(OUT, 1, 1, processes)
-
-
-def test_a_gpu_takes_one_process_and_a_cpu_one_for_each_of_two_cores(monkeypatch):
-    for cores, expected in ((1, 1), (2, 2), (64, 2)):
-        monkeypatch.setattr(quickstart, "count_usable_cores", lambda cores=cores: cores)
-        assert quickstart.count_processes() == expected
-    for kind in KINDS.values():
-        monkeypatch.setattr(quickstart, "installed_kind", lambda kind=kind: kind)
-        assert quickstart.count_processes() == (2 if kind.is_cpu else 1)
 
 
 @pytest.mark.parametrize("flags, lines", [(["--dry-run"], 8), (["--help"], 15)])
