@@ -76,6 +76,6 @@ def test_stopped_in_its_training_it_goes_on_and_draws(tmp_path, variables, monke
     assert logged == sorted(set(logged)) and logged[-1] == STEPS
     kept = json.loads((model_in(out) / "ppldm.json").read_text())
     assert (kept["guidance_scale"], kept["num_inference_steps"]) == (2, 20)
-    assert (out / f"diffusion/samples/step-{STEPS:06d}-ddim-samples-2.0.png").is_file()
+    assert (out / f"diffusion/samples/step-{STEPS:06d}-flow-euler-samples-2.0.png").is_file()
     quickstart(flags)
     assert capsys.readouterr().err.count("done before") == 4
