@@ -17,7 +17,6 @@ from results import add_result_flags, save_results
 
 from ppldm.config.recipe import RECIPE_FILE
 from ppldm.demo.openmoji import QUICKSTART, read_catalog, render
-from ppldm.demo.quickstart import count_processes
 from ppldm.prepare.convert.convert import convert_source
 from ppldm.utils.stages import Stage, run_stage, train_command
 from ppldm.weights.components import cast
@@ -48,7 +47,7 @@ def main() -> None:
 
 def make(arguments) -> None:
     """Draw the pictures, train, and write the package's folder."""
-    out, processes = arguments.out, count_processes()
+    out = arguments.out
     if not (out / "manifest.json").exists():
         (out / "pictures").mkdir(parents=True, exist_ok=True)
         for number, picture in enumerate(draw_pictures(np.random.default_rng(0))):
@@ -56,13 +55,13 @@ def make(arguments) -> None:
             (out / f"pictures/{number:05d}.txt").write_text("a picture\n")
         convert_source(out / "pictures", out, name="pictures", num_workers=1)
     words = {"file_list": out / "pictures.filelist.list", "save_steps": 500,
-             "per_device_train_batch_size": arguments.batch // processes}  # fmt: skip
+             "per_device_train_batch_size": arguments.batch}  # fmt: skip
     further = {"vae_name_or_path": out / "run/vae", "train_decoder_only": True, "learning_rate": 1e-3,
                "warmup_steps": 20, "image_logging_steps": 0}  # fmt: skip
     for name, steps, more in (("run", arguments.steps, {}), ("decoder", arguments.decoder_steps, further)):
         preset = {"preset": "autoencoder-tiny-cpu", "loop": "hand"}
         flags = {**preset, **words, "output_dir": out / name, "max_steps": steps, **more}
-        command = train_command(processes, out / "log" / name, **flags)
+        command = train_command(1, out / "log" / name, **flags)
         run_stage(Stage(name, "training", command, 0))
     pack(out)
 
