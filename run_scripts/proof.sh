@@ -33,7 +33,7 @@ prove() {
     export PPLDM_SEED
     PPLDM_SEED=$(sample_seed)
     if [[ $1 == quick ]]; then
-        which=(--minutes "${MINUTES:-9}" --seed "$PPLDM_SEED")
+        which=(--minutes "${MINUTES:-7}" --seed "$PPLDM_SEED")
         others=(-m quick)
         versions=("${ENDS[@]}")
     else

@@ -393,7 +393,7 @@ def test_dry_run_writes_nothing(server, tmp_path, capsys):
     "changes, message",
     [
         ({"output_format": "tfrecord"}, "--output-format 'tfrecord' is unknown"),
-        ({"distributor": "ray"}, "--distributor 'ray' is unknown"),
+        ({"distributor": "dask"}, "--distributor 'dask' is unknown"),
         ({"master": "spark://x"}, "--master is only for"),
         ({"processes_count": 0}, "--processes-count is 0"),
         ({"thread_count": 0}, "--thread-count is 0"),
