@@ -288,7 +288,7 @@ def test_ci_runs_every_law_on_one_python_and_the_quick_tests_on_the_oldest_and_t
     assert status == 0, stderr
     assert calls[0] == f"references {tmp_path}/.venv"
     assert calls[1].startswith(f"{tmp_path}/.venv/bin/python REQUIRE=all -m pytest --dist loadfile ")
-    assert " --minutes 9 --seed " in calls[1] and len(calls) == 4
+    assert " --minutes 7 --seed " in calls[1] and len(calls) == 4
     for call, version in zip(calls[2:], ("3.10", "3.13"), strict=True):
         assert f"/.venv-{version}/bin/python REQUIRE=s3,browser," in call and call.endswith(" -m quick")
 
