@@ -85,12 +85,26 @@ with exit_on_error():
 """
 
 
+# The second comes while the first is sent again, as on a busy machine.
+TWICE = """
+import _thread
+start, started = _thread.start_new_thread, []
+
+def at_once(*words):
+    started.append(words)
+    return os.kill(os.getpid(), signal.SIGINT) if len(started) == 1 else start(*words)
+
+_thread.start_new_thread = at_once
+"""
+
+
+@pytest.mark.parametrize("before", ["", TWICE], ids=["once", "twice"])
 @pytest.mark.parametrize("place", ["called", "deleted"])
-def test_where_python_drops_exceptions_it_comes_again(place):
+def test_where_python_drops_exceptions_it_comes_again(place, before):
     here = dict.fromkeys(["called", "deleted"], "None") | {place: "os.kill(os.getpid(), signal.SIGINT)"}
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run([sys.executable, "-c", LOST.format(**here)], capture_output=True, text=True, timeout=60,
-                          env=environ)  # fmt: skip
+    code = LOST.format(**here).replace("with exit_on_error", f"{before}\nwith exit_on_error")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environ)
     check(done)
 
 

@@ -8,6 +8,7 @@ The launcher blames the rank that failed first. Those that wait for it lose thei
 so each notes the moment before it lets go of its connections; one that is killed can note nothing.
 """
 
+import _thread
 import os
 import signal
 import sys
@@ -35,8 +36,11 @@ def answer_interrupts() -> None:
 
 
 def interrupt(number: int, frame) -> None:
-    """The handler of Ctrl-C: as Python's own, but for the time of an import."""
+    """The handler of Ctrl-C: as Python's own, but for the time of an import, and while another is sent again."""
     while frame:
+        if frame.f_code is _send_again.__code__:  # what is raised there is dropped too
+            _send_later()
+            return
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
             stop(number, frame)
         frame = frame.f_back
@@ -60,10 +64,17 @@ def _send_again(lost) -> None:
     if lost.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(lost)
         return
-    main = threading.main_thread().ident
-    timer = threading.Timer(_AGAIN_SECONDS, signal.pthread_kill, [main, signal.SIGINT])
-    timer.daemon = True
-    timer.start()
+    _send_later()
+
+
+def _send_later() -> None:
+    """By a bare thread: a `threading.Timer` takes locks, in which the signal may have come."""
+
+    def send(main: int) -> None:
+        time.sleep(_AGAIN_SECONDS)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    _thread.start_new_thread(send, (threading.main_thread().ident,))
 
 
 def _end_in_one_line(kind, error, trace) -> None:
