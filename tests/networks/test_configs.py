@@ -44,7 +44,7 @@ CONFIGS = {"vae": VAE_CONFIG, "unet": UNET_CONFIG, "controlnet": CONTROLNET, "ld
 COUNTS = {
     "unet": 49, "controlnet": 32, "uvit": 17, "dit": 24, "microdit": 15, "vae": 19, "ldmbert": 15, "clip": 12, "t5": 13,
     "cascade_prior": 23, "cascade_decoder": 23, "effnet": 3, "vqgan": 9, "image_encoder": 10, "cascade_controlnet": 8,
-    "single_stream": 10, "pixels": 9,
+    "single_stream": 11, "pixels": 9,
     "sd3": 11,
 }  # fmt: skip
 NEVER = ["x", {}, [], [[]], "", float("nan"), -1.5]  # values that no setting can have, but for those that are names
