@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PLAY = """
 source run_scripts/lib.sh; source run_scripts/proof.sh; make_venv
 export PPLDM_SEED=$0
-play --minutes "${{MINUTES:-7}}" --seed "$PPLDM_SEED" {order}
+play --minutes "$MINUTES" --seed "$PPLDM_SEED" {order}
 """
 BURN = "while True: pass"
 

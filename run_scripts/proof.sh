@@ -4,6 +4,7 @@
 
 PYTHON_VERSIONS=(3.10 3.11 3.12 3.13)
 ENDS=(3.10 3.13) # the oldest and the newest
+MINUTES=${MINUTES:-7} # on each of the workers that play, for laws and further cases
 BAR='!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!!'
 PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
 
@@ -33,7 +34,7 @@ prove() {
     export PPLDM_SEED
     PPLDM_SEED=$(sample_seed)
     if [[ $1 == quick ]]; then
-        which=(--minutes "${MINUTES:-7}" --seed "$PPLDM_SEED")
+        which=(--minutes "$MINUTES" --seed "$PPLDM_SEED")
         others=(-m quick)
         versions=("${ENDS[@]}")
     else

@@ -43,7 +43,7 @@ make_venv
 if (($# == 0)); then
     PPLDM_SEED=$(sample_seed)
     export PPLDM_SEED
-    play --minutes "${MINUTES:-7}" --seed "$PPLDM_SEED"
+    play --minutes "$MINUTES" --seed "$PPLDM_SEED"
 else
     unset PYTHON # as play does
     exec "$VENV/bin/python" -m pytest "$@"

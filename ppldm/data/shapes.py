@@ -55,7 +55,7 @@ class ShapeRule:
 
     def assign(self, widths: np.ndarray, heights: np.ndarray, part: int = 0) -> tuple[np.ndarray, np.ndarray]:
         """(code uint8 [n], kept share of the area float64 [n]) of rows by sides in pixels; NO_SHAPE and 0 for none.
-        `part`: the number of that of the rows, among all, by which random shapes are drawn."""
+        `part`: the number of their part in the list, by which random shapes are drawn."""
         codes, kept = np.full(len(widths), NO_SHAPE, np.uint8), np.zeros(len(widths))
         by_area = sorted(range(len(self.shapes)), key=lambda code: -self.shapes[code][0] * self.shapes[code][1])
         # Those that enlarge come last and the smallest of them first, so that they win only by what they keep.

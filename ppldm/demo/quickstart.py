@@ -28,7 +28,7 @@ virtual environment, .venv without it)."""
 
 
 def quickstart(argv: list[str]) -> None:
-    """Train a small model on demo data, or your own pictures, and draw with it, in three to five minutes."""
+    """Train a small model on demo data in three to five minutes, or on your own pictures, and draw with it."""
     arguments = parse_known_or_suggest(make_parser(), argv)
     processes = arguments.processes
     # Of pictures of one's own a folder of their name, so that the demo's models stay.
