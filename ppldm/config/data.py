@@ -151,10 +151,8 @@ class RowOptions:
                 "--random_crop false, or --num_crops N as given to `ppldm precompute --crops N`"
             )
         if self.latents != "off" and (self.bucket_random_ratio or self.bucket_max_upscale):
-            raise ConfigError(
-                f"--latents {self.latents} is of each row's best shape; with --bucket_random_ratio or "
-                "--bucket_max_upscale, train on pictures"
-            )
+            others = "--bucket_random_ratio and --bucket_max_upscale"
+            raise ConfigError(f"--latents {self.latents} is of each row's best shape; omit it, or omit {others}")
 
 
 @dataclass(kw_only=True)

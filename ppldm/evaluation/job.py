@@ -258,10 +258,10 @@ def kind_of(path: Path) -> str:
     PICTURES, a folder that holds nothing of a model."""
     if (path / "config.json").is_file():
         return AUTOENCODER
-    is_model = (
+    is_model = bool(
         not path.is_dir()
         or folders.is_checkpoint(path)
-        or (path / folders.EXPORTED_CKPT).is_file()
+        or folders.exported_file(path)
         or folders.is_run(path)
         or any(folders.find_component(path, kind) for kind in folders.COMPONENT_FOLDERS)
     )

@@ -24,7 +24,7 @@ FURTHER_FOLDERS = {
     **{name: (name,) for name in FURTHER_TEXT_ENCODERS},
     "cascade_controlnet": ("controlnet",),
 }  # fmt: skip
-EXPORTED_CKPT = "model.ckpt"  # what `ppldm export --to compvis` writes, tokenizer/ and ppldm.json beside it
+EXPORTED_CKPT, EXPORTED_FILE = "model.ckpt", "model.safetensors"  # what `ppldm export --to compvis` writes
 NOT_TEXT_TO_IMAGE = (
     "{} is not of a text-to-image model; name one, or, while its folder is still being trained, wait for the first "
     "checkpoint of the text-to-image model (where a VAE is wanted, name OUT/vae)"
@@ -161,7 +161,7 @@ def model_in(path: Path) -> Path:
 
 
 def recognise(place: Path) -> tuple[Path, str]:
-    """(the path of the `model_in` a place, or of the .ckpt of one that was exported for CompVis, or of a file with the
+    """(the path of the `model_in` a place, or of the file of one that was exported for CompVis, or of a file with the
     weights of a checkpoint, beside it, that checkpoint's; its form)."""
     path = model_in(place)
     described = holds_model(path) or any((path / name).is_file() for name in _DESCRIBED)
@@ -170,8 +170,8 @@ def recognise(place: Path) -> tuple[Path, str]:
     if path.name == CHECKPOINT_WEIGHTS and path.is_file():
         made = filter(is_checkpoint, (path.parent, *list_checkpoints(path.parent)))
         path = next((one for one in made if cmp(one / CHECKPOINT_WEIGHTS, path)), path)
-    if (path / EXPORTED_CKPT).is_file() and not any(find_component(path, kind) for kind in COMPONENT_FOLDERS):
-        path /= EXPORTED_CKPT
+    if not any(find_component(path, kind) for kind in COMPONENT_FOLDERS):
+        path = exported_file(path) or path
     return path, FILE if path.is_file() else CHECKPOINT if is_checkpoint(path) else FOLDER
 
 
@@ -192,7 +192,13 @@ def _model_of(run: Path) -> Path | None:
 def holds_model(folder: Path) -> bool:
     """Whether the folder itself has the networks of a model."""
     names = {name for own in (FOLDERS | FURTHER_FOLDERS).values() for name in own}
-    return (folder / EXPORTED_CKPT).is_file() or any((folder / name).is_dir() for name in names)
+    return bool(exported_file(folder)) or any((folder / name).is_dir() for name in names)
+
+
+def exported_file(folder: Path) -> Path | None:
+    """The one file that holds a model which `ppldm export --to compvis` left in a folder."""
+    names = (EXPORTED_CKPT, *([EXPORTED_FILE] if (folder / "model.json").is_file() else []))
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _draws(run: Path) -> bool:

@@ -176,6 +176,11 @@ def class_of(kind: str, config: dict) -> str:
     return _DIFFUSERS_CLASSES.get(kind) or network_class(kind, config).rpartition(".")[2]
 
 
+def read_said(folder: Path, name: str = "ppldm.json") -> dict:
+    """What the training said of a model, in `folder`; nothing where no such file is there. Raises ModelError."""
+    return read_json_object(folder / name, ModelError, inside=True) if (folder / name).is_file() else {}
+
+
 def has_model_file(folder) -> bool:
     """False for the checkpoints of older versions."""
     return Path(folder, MODEL_FILE).is_file()

@@ -50,7 +50,7 @@ from .folders import (
     whole_model,
 )
 from .formats.files import read_arrays, read_component_arrays, read_names, weight_files
-from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file
+from .model_file import MODEL_FILE, TOKENIZER_FOLDER, TRANSFORMER, has_model_file, kind_of, read_model_file, read_said
 
 _UNUSED = "caption_projection.y_embedding"  # of a DiT: random numbers
 # Of a whole CLIP, which encodes captions and pictures.
@@ -186,6 +186,7 @@ class ModelSource:
             from .layouts.compvis import read_compvis
 
             if self._layout:
+                self._refuse_average()
                 return self._layout.read(self, kinds)
             weights = read_compvis(self, kinds)
             weights.tokenizer = self.tokenizer
@@ -241,7 +242,7 @@ class ModelSource:
             kinds = [kind for kind in FURTHER_FOLDERS if find_component(path, kind)]
         if not set(STAGES).intersection(kinds):
             return None
-        said = _said(path, "manifest.json" if self.form == CHECKPOINT else "ppldm.json")
+        said = read_said(path, "manifest.json" if self.form == CHECKPOINT else "ppldm.json")
         said = {**said.get("identity", {}), **said}
         metadata = {key: value for key, value in said.items() if not isinstance(value, (dict, list))}
         process = dict(self.described and self.described.process or {})
@@ -268,8 +269,8 @@ class ModelSource:
                 raise ModelError(NOT_TEXT_TO_IMAGE.format(self.path))
             what = " or ".join(folders)
             raise ModelError(f"{self.path} has no {what}: it is no pipeline or checkpoint; name one, or a run's folder")
-        said = {name: value for name, value in _said(self.path).items() if name != "files"}
-        if xl and ZEROS_IF_EMPTY in (index := _said(self.path, "model_index.json")):
+        said = {name: value for name, value in read_said(self.path).items() if name != "files"}
+        if xl and ZEROS_IF_EMPTY in (index := read_said(self.path, "model_index.json")):
             if not isinstance(zeros := index[ZEROS_IF_EMPTY], bool):
                 raise ModelError(f"{self.path}: {ZEROS_IF_EMPTY} {zeros!r:.60} is neither true nor false; correct it")
             said["empty_caption"] = "zeros" if zeros else "embedding"
@@ -324,13 +325,9 @@ class ModelSource:
         }
 
 
-def _said(folder: Path, name: str = "ppldm.json") -> dict:
-    return read_json_object(folder / name, ModelError, inside=True) if (folder / name).is_file() else {}
-
-
 def _read_checked(kind: str, folder: Path) -> ComponentWeights:
     """A component from its folder in a pipeline's, whose ppldm.json may know the files."""
-    component, known = _read_component_folder(kind, folder), _said(folder.parent).get("files")
+    component, known = _read_component_folder(kind, folder), read_said(folder.parent).get("files")
     names = [f"{folder.name}/{file.name}" for file in weight_files(folder)]
     remedy = "copy it again, or, if you changed it, delete its line in ppldm.json"
     _check_files(folder.parent, known if isinstance(known, dict) else {}, names, remedy)

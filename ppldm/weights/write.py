@@ -38,7 +38,7 @@ from ..utils.errors import ModelError
 from ..utils.files import atomic_dir, read_small, write_json, write_text
 from .components import ComponentWeights, Weights, cast, require_finite, to_torch, to_torch_config
 from .configs import FLOW_CLASS, SCHEDULER_CLASS, ZEROS_IF_EMPTY
-from .folders import FURTHER_FOLDERS, FURTHER_TEXT_ENCODERS, whole_model
+from .folders import EXPORTED_FILE, FURTHER_FOLDERS, FURTHER_TEXT_ENCODERS, whole_model
 from .formats.files import write_safetensors
 from .formats.paddle_files import write_tree
 from .formats.torch_files import write_torch
@@ -109,7 +109,7 @@ def write_weights(weights: Weights, form: str, folder, dtype: str = "float32", s
                 require_finite(component.arrays, component.source or kind)
         if form == "compvis" and family.name in _SEVERAL_TEXTS:
             layout = import_module(f".layouts.{family.name}", __package__)
-            write_safetensors(target / layout.FILE_NAME, layout.join(weights), "pt")
+            write_safetensors(target / EXPORTED_FILE, layout.join(weights), "pt")
         elif form == "compvis":
             numbers = {"global_step": int(weights.metadata.get("global_step", 0))}
             params = compvis.params_of(weights)

@@ -238,7 +238,11 @@ def test_a_single_file_goes_in_and_out_to_the_bit(pipeline, model, tmp_path):
     converted = convert_sd3_transformer_checkpoint_to_diffusers(dict(own))
     known = pipeline.theirs.transformer.state_dict()
     assert converted.keys() == known.keys() and all((converted[key] == value).all() for key, value in known.items())
-    assert_same(read, open_model(tmp_path / "out/model.safetensors").read())
+    again = open_model(tmp_path / "out/model.safetensors").read()
+    assert_same(read, again)
+    assert_same(read, open_model(tmp_path / "out").read())
+    said = json.loads((tmp_path / "out/ppldm.json").read_text())
+    assert again.metadata == {key: value for key, value in said.items() if key != "files"} != {}
     # As published: shapes say what it is, and its ViT-L has no projection.
     own = {key: value for key, value in stored.items() if "clip_l.transformer.text_projection" not in key}
     save_file(own, tmp_path / "sd3.safetensors")

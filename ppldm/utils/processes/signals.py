@@ -39,8 +39,7 @@ def interrupt(number: int, frame) -> None:
     """The handler of Ctrl-C: as Python's own, but for the time of an import, and while another is sent again."""
     while frame:
         if frame.f_code is _send_again.__code__:  # what is raised there is dropped too
-            _send_later()
-            return
+            return _send_again(None)
         if frame.f_code.co_name == "_find_and_load" and frame.f_code.co_filename.startswith("<frozen importlib"):
             stop(number, frame)
         frame = frame.f_back
@@ -60,15 +59,10 @@ def stop(number: int, _frame) -> None:
 
 
 def _send_again(lost) -> None:
-    """Of a KeyboardInterrupt that could not be raised where it came; a moment later it can."""
-    if lost.exc_type is not KeyboardInterrupt:
-        sys.__unraisablehook__(lost)
-        return
-    _send_later()
-
-
-def _send_later() -> None:
-    """By a bare thread: a `threading.Timer` takes locks, in which the signal may have come."""
+    """Of a KeyboardInterrupt that could not be raised where it came; a moment later it can. By a bare thread: a
+    `threading.Timer` takes locks, in which the signal may have come. lost: None of one that came in here."""
+    if lost and lost.exc_type is not KeyboardInterrupt:
+        return sys.__unraisablehook__(lost)
 
     def send(main: int) -> None:
         time.sleep(_AGAIN_SECONDS)

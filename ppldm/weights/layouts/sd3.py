@@ -15,13 +15,13 @@ from ...utils.errors import ModelError
 from ...utils.log import get_logger
 from ..components import ComponentWeights, Weights, from_torch, to_torch
 from ..configs import PUBLISHED_SCHEDULE, complete_config
+from ..folders import EXPORTED_FILE
 from ..formats.files import read_arrays, read_names, require_few_layers
-from ..model_file import TOKENIZER_FOLDER, has_model_file, read_model_file
+from ..model_file import TOKENIZER_FOLDER, has_model_file, read_model_file, read_said
 from ..names import Unmapped, rename
 from .compvis import split, state_of
 from .single_file import configs_by_shapes
 
-FILE_NAME = "model.safetensors"  # what `ppldm export --to compvis` writes, model.json beside it
 PREFIXES = {
     "vae": "first_stage_model.",
     "transformer": "model.diffusion_model.",
@@ -49,13 +49,17 @@ _BLOCK = {
 }  # fmt: skip
 
 
+def read_beside(model):
+    """(the model.json, what the training said) beside a single file of ours, (None, {}) of another's."""
+    folder = model.path.parent
+    if model.path.name != EXPORTED_FILE or not has_model_file(folder):
+        return None, {}
+    return read_model_file(folder), {name: value for name, value in read_said(folder).items() if name != "files"}
+
+
 def read(model, kinds) -> Weights:
     """The components `kinds`, by name, of a single file, a `source.ModelSource`. Raises ModelError."""
-    path, beside = model.path, None
-    if model.ema:
-        raise ModelError(f"{path} has one set of weights; omit --ema (--load_ema)")
-    if path.name == FILE_NAME and has_model_file(path.parent):
-        beside = read_model_file(path.parent)
+    path, (beside, said) = model.path, read_beside(model)
     names, components = read_names(path), {}
     for name in (name for name in kinds if any(one.startswith(PREFIXES.get(name, " ")) for one in names)):
         if name == T5 and not beside:
@@ -72,7 +76,7 @@ def read(model, kinds) -> Weights:
             components[name] = _component(name, own, config, path)
     published = PUBLISHED_SCHEDULE | {"prediction_type": FLOW, "timestep_shift": _SHIFT}
     if beside:
-        return Weights(components, dict(beside.process), path.parent / TOKENIZER_FOLDER)
+        return Weights(components, dict(beside.process), path.parent / TOKENIZER_FOLDER, said)
     return Weights(components, published, sd3_vocabularies())
 
 

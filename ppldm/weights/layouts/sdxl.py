@@ -8,14 +8,13 @@ import numpy as np
 
 from ...config.network_files import sd3_vocabularies
 from ...utils.errors import ModelError
-from ...utils.files import read_json_object
 from ..components import ComponentWeights, Weights, from_torch, to_torch
 from ..configs import PUBLISHED_SCHEDULE, complete_config
 from ..formats.files import read_arrays, read_names
-from ..model_file import TOKENIZER_FOLDER, has_model_file, read_model_file
+from ..model_file import TOKENIZER_FOLDER
 from . import single_file
 from .compvis import split, state_of
-from .sd3 import FILE_NAME, clip_config
+from .sd3 import clip_config, read_beside
 
 PREFIXES = {
     "unet": single_file.UNET,
@@ -28,11 +27,7 @@ _PROJECTION = "text_projection"
 
 def read(model, kinds) -> Weights:
     """The components `kinds`, by name, of a single file, a `source.ModelSource`. Raises ModelError."""
-    path, beside = model.path, None
-    if model.ema:
-        raise ModelError(f"{path} has one set of weights; omit --ema (--load_ema)")
-    if path.name == FILE_NAME and has_model_file(path.parent):
-        beside = read_model_file(path.parent)
+    path, (beside, said) = model.path, read_beside(model)
     names, components = read_names(path), {}
     for name in (name for name in kinds if any(one.startswith(PREFIXES.get(name, " ")) for one in names)):
         stored = read_arrays(path, lambda key, prefix=PREFIXES[name]: key.startswith(prefix))
@@ -51,8 +46,6 @@ def read(model, kinds) -> Weights:
                              "again") from error  # fmt: skip
         components[name] = ComponentWeights(config, from_torch(arrays), str(path))
     if beside:
-        said = read_json_object(path.parent / "ppldm.json", ModelError, inside=True)
-        said.pop("files", None)  # checksums, which say nothing of the training
         return Weights(components, dict(beside.process), path.parent / TOKENIZER_FOLDER, said)
     tables = read_arrays(path, single_file.TABLES.__contains__)
     schedule = single_file.read_schedule(model, tables, names, PUBLISHED_SCHEDULE, described=False, second=False)
