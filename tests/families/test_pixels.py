@@ -134,7 +134,7 @@ def test_a_small_run_on_the_shapes_world_learns_to_tell_pictures(tmp_path):
     optimizer = paddle.optimizer.AdamW(4e-3, parameters=list(model.trained_parameters().values()), weight_decay=0.0)
     model.train()
     losses, twice = [], lambda one: np.concatenate([one, one])
-    for _ in range(150):
+    for _ in range(250):
         drawn = {"pixel_values": twice(pictures), "input_ids": twice(tokenizer.encode(captions))}
         drawn |= {"noise": rng.standard_normal((16, 3, 32, 32), np.float32), "timesteps": rng.integers(50, 1000, 16)}
         loss = model(**{name: paddle.to_tensor(value) for name, value in drawn.items()})

@@ -155,7 +155,7 @@ PRINT_WORDS = f"{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv
         ("filter: {}\ndownload: {part_id: 2}", "--part-id 2 is not in"),
         ("filter: {}\ndownload: {url_col: nosuch}", "no column nosuch"),
         ("download: {image_size: -1}", "--image-size is -1"),
-        ("download: {distributor: ray}", "--distributor 'ray'"),
+        ("download: {distributor: dask}", "--distributor 'dask'"),
         ("download: {save_additional_columns: nosuch}", "no column 'nosuch'"),
         ("download: {timeout: 0}", "--timeout is 0"),
         ("convert: {format: jpgg}", "--format"),
