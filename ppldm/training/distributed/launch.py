@@ -105,12 +105,13 @@ class Rank:
 
 class Peers(threading.Thread):
     """Tells the launchers of other machines how this one is, and finds out how they are. `endpoint`: where the
-    key-value server listens which Paddle's first launcher runs. `trouble` is None or a sentence."""
+    key-value server listens which Paddle's first launcher runs. `trouble` is None or a sentence; `told` is the `state`
+    that the others can read."""
 
     def __init__(self, endpoint: str, job: str, node: int, num_nodes: int):
         super().__init__(daemon=True)
         self.url, self.node, self.num_nodes = f"http://{endpoint}/ppldm/{job}", node, num_nodes
-        self.state, self.trouble = "running", None
+        self.state, self.told, self.trouble = "running", "", None
         self.beats: dict[int, tuple[str, float]] = {}
         self.others_ended = False
 
@@ -128,8 +129,10 @@ class Peers(threading.Thread):
             time.sleep(BEAT_SECONDS)
 
     def _exchange(self, count: int) -> None:
-        request = urllib.request.Request(f"{self.url}/{self.node}", data=f"{self.state} {count}".encode())
+        state = self.state
+        request = urllib.request.Request(f"{self.url}/{self.node}", data=f"{state} {count}".encode())
         urllib.request.urlopen(request, timeout=5).close()
+        self.told = state
         with urllib.request.urlopen(f"{self.url}/", timeout=5) as answer:
             beats = {int(key.rsplit("/", 1)[1]): value for key, value in json.load(answer).items()}
         self.look(beats, time.monotonic())
@@ -248,7 +251,7 @@ class WatchedController(CollectiveController):
         if self.peers:
             self.peers.state = "done" if self.exit_status in (0, *_STOPPED) else "failed"
             until = time.monotonic() + (SILENCE_SECONDS if self.master.role == self.master.MAIN else 3 * BEAT_SECONDS)
-            while time.monotonic() < until and not self.peers.others_ended:
+            while time.monotonic() < until and not (self.peers.others_ended and self.peers.told == self.peers.state):
                 time.sleep(0.1)
         self.master.stop()
         if exit:

@@ -6,14 +6,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from paddle.distributed.launch.utils.kv_server import KVServer
 from ports import free_port
 from running import running
 
-from ppldm.training.distributed.launch import SILENCE_SECONDS, Peers, meet_at
+from ppldm.training.distributed.launch import SILENCE_SECONDS, Peers, WatchedController, meet_at
 from ppldm.utils.errors import ConfigError
 
 IMPATIENT = (sys.executable, Path(__file__).parents[2] / "helpers/impatient.py", "ppldm.training.distributed.launch")
@@ -154,6 +157,27 @@ def test_a_machine_that_has_ended_may_be_silent():
     assert peers.trouble is None and peers.others_ended
     peers.look({1: "failed 4"}, 10 * SILENCE_SECONDS)
     assert "a rank on machine 1 failed" in peers.trouble
+
+
+def test_a_launcher_does_not_leave_before_the_others_can_read_how_it_ended():
+    """The one that carries the messages would wait for it for SILENCE_SECONDS."""
+    server = KVServer(port := free_port())
+    server.start()
+    first, second = (Peers(f"localhost:{port}", "job", node, 2) for node in (0, 1))
+    try:
+        first.state = "failed"
+        first._exchange(1)
+        second._exchange(1)
+        assert second.others_ended
+        beat = threading.Timer(0.3, second._exchange, (2,))
+        beat.start()
+        master = SimpleNamespace(role="participant", MAIN="main", stop=lambda: None)
+        WatchedController.finalize(SimpleNamespace(peers=second, exit_status=1, master=master), exit=False)
+        first._exchange(2)
+        assert first.others_ended
+        beat.join()
+    finally:
+        server.stop()
 
 
 DEAF = """
