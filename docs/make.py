@@ -36,18 +36,18 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def shapes_world(results):
-    scores, rows = results["summary"][0]["scores"], []
-    for kind, shown in (("single", "one object"), ("several", "several objects")):
-        for name in ("colour", "shape", "size", "everything"):
-            cells = []
-            for seen in ("seen", "held_out"):
-                score = scores[f"composition.{seen}.{kind}.{name}"]
-                cells += [
-                    f"{percent(score['value'])} ({100 * score['low']:.0f} .. {100 * score['high']:.0f})",
-                    percent(score["chance"]),
-                ]
-            rows.append((shown, f"`{name}`", *cells))
-    return table(("", "attribute", "seen", "chance", "held out", "chance"), rows)
+    rows = [("", "CPU seconds", *(f"{one['cost']['cpu_seconds']:.0f}" for one in results["summary"]), "")]
+    for kind, place in (("single", "position"), ("several", "relation")):
+        for name in ("colour", "shape", "size", place, "everything"):
+            cells, chances = [], set()
+            for one in results["summary"]:
+                scores = [one["scores"][f"composition.{split}.{kind}.{name}"] for split in ("seen", "held_out")]
+                cells.append(", ".join(
+                    f"{percent(score['value'])} ({100 * score['low']:.0f} .. {100 * score['high']:.0f})" for score in scores
+                ))  # fmt: skip
+                chances |= {percent(score["chance"]) for score in scores}
+            rows.append(({"single": "one object", "several": "several"}[kind], f"`{name}`", *cells, ", ".join(sorted(chances))))
+    return table(("", "", *(f"`{one['variant']}`" for one in results["summary"]), "chance"), rows)
 
 
 def loader(results):

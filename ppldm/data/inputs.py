@@ -126,18 +126,14 @@ class Sizes(Input):
 class Tokens(Input):
     length: int
     dtype = np.int64
-
-    def shape(self, height, width):
-        return (self.length,)
+    fixed = property(lambda self: (self.length,))
 
 
 @dataclass(frozen=True)
 class TextEmbeddings(Input):
     length: int
     width: int
-
-    def shape(self, height, width):
-        return (self.length, self.width)
+    fixed = property(lambda self: (self.length, self.width))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ..data.text.tokenizer import load_tokenizer
 from ..diffusion.drawing import Drawing
 from ..networks.configs import (
     CLIPS,
+    POOLS_CAPTIONS,
     TEXT_ENCODERS,
     check_fit,
     check_sizes_taken,
@@ -111,6 +112,8 @@ class TextToImage(Family):
             raise ConfigError(f"the text encoder is a T5, which stays frozen; {config.how_to_freeze}")
         if configs.get("unet"):
             check_sizes_taken(configs["unet"], config.size_conditioning)
+            if config.mask_pad_tokens and configs["unet"]["addition_embed_type"] == POOLS_CAPTIONS:
+                raise ConfigError("the UNet pools captions with their padding; omit --mask_pad_tokens")
 
     def build(self, config: TextToImageSettings, data, seed: int):
         """From weights or from configs, with the tokenizer of what it starts from unless another is named."""

@@ -6,6 +6,9 @@ A matrix W [r, c] with gradient G has a momentum M alone, and its update has sin
     X <- U / |U|_F                five times: X <- (a I + b A + c A A) X, where A = X X^T
     W <- W - rate (decay W + 0.2 sqrt(max(r, c)) X)
 
+The factors P = a I + b A + c A A are polynomials in the first A alone, so the five are multiplied as matrices [r, r],
+with A <- P A P, and X once by their product: a third of the time for a convolution of 3 x 3, as much for r = c.
+
 Jordan et al. 2024, kellerjordan.github.io/posts/muon: the iteration, its coefficients, momentum 0.95 by Nesterov; a
 convolution is the matrix of its rows [out, in * height * width], and the queries, keys and values that one layer makes
 are a matrix each; embeddings, input and output layers, gains and biases are AdamW's. Singular values that are above
@@ -68,11 +71,13 @@ def orthogonalized(matrix, product=paddle.matmul):
         return orthogonalized(matrix.T, product).T
     a, b, c = COEFFICIENTS
     x = matrix / (matrix.square().sum().sqrt() + _SMALLEST_NORM)
-    first = a * paddle.eye(x.shape[0])
-    for _ in range(_STEPS):
-        gram = product(x, x.T)
-        x = product(first + b * gram + c * product(gram, gram), x)
-    return x
+    first, gram, whole = a * paddle.eye(x.shape[0]), product(x, x.T), None
+    for step in range(1, _STEPS + 1):
+        factor = first + b * gram + c * product(gram, gram)
+        whole = factor if whole is None else product(factor, whole)
+        if step < _STEPS:
+            gram = product(product(factor, gram), factor)
+    return product(whole, x)
 
 
 def direction(update, side_by_side: int = 1, product=paddle.matmul):

@@ -142,7 +142,10 @@ def init_network(module: nn.Layer, kind: str, seed: int) -> nn.Layer:
 
 
 def _like_pytorch(one: _Parameter, embedding_std: float = 1.0) -> np.ndarray:
-    """Linear and Conv2D: weight and bias ~ U(-b, b), b = 1 / sqrt(fan_in); Embedding: N(0, embedding_std**2)."""
+    """Linear and Conv2D: weight and bias ~ U(-b, b), b = 1 / sqrt(fan_in); Embedding: N(0, embedding_std**2); the
+    query with which a UNet of width d pools a caption: N(0, 1 / d), as DeepFloyd's IF."""
+    if one.name == "positional_embedding":
+        return one.normal(one.shape[-1] ** -0.5)
     is_table = isinstance(one.layer, nn.Embedding)
     return one.normal(embedding_std) if is_table else one.uniform(1.0 / math.sqrt(one.fan_in))
 

@@ -46,6 +46,7 @@ _UNET_NEEDS = (
 _FURTHER_INPUTS = (
     "class_embed_type", "num_class_embeds", "addition_embed_type", "encoder_hid_dim", "time_cond_proj_dim",
 )  # fmt: skip
+POOLS_CAPTIONS = "text"  # addition_embed_type of one that adds pooled hidden states to the timestep, as DeepFloyd's IF
 # With these a UNet embeds six sizes as that of SDXL does (arXiv:2307.01952, section 2.2), of which each sinusoid has
 # 256 numbers; for the state of the whole caption, which stands before them there, they leave no room.
 _SIZES, _SINUSOIDS = 6, 256
@@ -333,7 +334,7 @@ def _misfits(configs: dict[str, dict], drawn: bool):
             own, other = _shown(controlnet[key]), _shown(unet[key])
             yield f"the ControlNet has {key} {own} and the UNet {other}; it was made for another"
     for key in _FURTHER_INPUTS:
-        if unet and unet[key] is not None and not (key == "addition_embed_type" and pooled_width(unet) is not None):
+        if unet and unet[key] not in (None, POOLS_CAPTIONS, SIZE_EMBEDDING["addition_embed_type"]):
             yield f"the UNet's {key} {_shown(unet[key])} asks for an input that a text-to-image model does not give it"
 
 
@@ -410,6 +411,9 @@ def _unet_problems(config: dict):
     for key, value, needed in _UNET_NEEDS:
         if config[key] is not None and config[key] == (value or config[key]) and config[needed] is None:
             yield f"{key} {config[key]} needs {needed}"
+    width, heads = config["cross_attention_dim"], config["addition_embed_type_num_heads"]
+    if config["addition_embed_type"] == POOLS_CAPTIONS and (not isinstance(width, int) or width % heads):
+        yield f"addition_embed_type_num_heads {heads} does not divide cross_attention_dim {_shown(width)}"
 
 
 def _transformer_problems(table: str, config: dict):

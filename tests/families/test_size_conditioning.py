@@ -150,7 +150,7 @@ def test_networks_and_the_setting_must_agree(tiny, model, exported, tmp_path):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"addition_embed_type": "text"},
+        {"addition_embed_type": "image"},
         SIZE_EMBEDDING | {"projection_class_embeddings_input_dim": 2816},  # SDXL's: with an embedding of the caption
         {"class_embed_type": "projection", "projection_class_embeddings_input_dim": 1536},
     ],

@@ -185,6 +185,11 @@ WRONG = [
     ("unet", {"freq_shift": 8}, "freq_shift 8 must be below half of the first of block_out_channels 16"),
     ("unet", {"class_embed_type": "projection"}, "class_embed_type projection needs projection_class_embeddings_input"),
     ("unet", {"encoder_hid_dim_type": "text_proj"}, "encoder_hid_dim_type text_proj needs encoder_hid_dim"),
+    (
+        "unet",
+        {"addition_embed_type": "text"},
+        "addition_embed_type_num_heads 64 does not divide cross",
+    ),
     ("unet", {"num_attention_heads": 2}, r"num_attention_heads 2 must be null \(ppdiffusers"),
     ("unet", {"conv_in_kernel": 2}, "conv_in_kernel 2 must be an odd whole number"),
     ("unet", {"chanels": 3}, "no setting 'chanels' is known for a UNet; did you mean in_channels"),

@@ -221,8 +221,13 @@ def test_a_network_is_the_same_with_them(unets, masked):
     assert [name for name, _ in unets[1].named_parameters()] == [name for name, _ in unets[0].named_parameters()]
 
 
-def test_channels_may_come_last():
-    plain, ours = map(losses, make_unets(data_format="NHWC"))
+@pytest.mark.parametrize(
+    "changes",
+    [{"data_format": "NHWC"}, {"addition_embed_type": "text", "addition_embed_type_num_heads": 4}],
+    ids=["channels last", "pooled captions"],
+)
+def test_a_setting_changes_nothing_of_it(changes):
+    plain, ours = map(losses, make_unets(**changes))
     assert_close(ours, plain)
 
 

@@ -45,13 +45,15 @@ def plain_attention() -> AttnProcessor:
     return CpuAttention() if operators_are_usable() else AttnProcessor()
 
 
-def attend(query, key, value, heads: int):
-    """Attention of so many heads as the formula has it: [B, N, H D], [B, M, H D], [B, M, H D] to [B, N, H D]."""
+def attend(query, key, value, heads: int, bias=None):
+    """Attention of so many heads as the formula has it: [B, N, H D], [B, M, H D], [B, M, H D] to [B, N, H D], with a
+    bias on its scores [B, H, N, M]."""
     scale = (query.shape[-1] // heads) ** -0.5
     if operators_are_usable() and _can(query):
-        return operators.attention(query, key, value, heads, scale)
+        return operators.attention(query, key, value, heads, scale, bias)
     query, key, value = (one.reshape([0, 0, heads, -1]).transpose([0, 2, 1, 3]) for one in (query, key, value))
-    shares = nn.functional.softmax(paddle.matmul(query * scale, key, transpose_y=True), -1)
+    scores = paddle.matmul(query * scale, key, transpose_y=True)
+    shares = nn.functional.softmax(scores if bias is None else scores + bias, -1)
     return paddle.matmul(shares.astype(value.dtype), value).transpose([0, 2, 1, 3]).flatten(2)
 
 
@@ -119,12 +121,6 @@ def _rms_norm(self, x):
     return operators.rms_norm(x, self.weight, self.epsilon)
 
 
-def _attend(self, q, k, v, heads, bias=None):
-    if not _can(q):
-        return type(self).forward(self, q, k, v, heads, bias)
-    return operators.attention(q, k, v, heads, (q.shape[-1] // heads) ** -0.5, bias)
-
-
 def layer_norm_by_paddle(layer: nn.LayerNorm, x):
     """What the class gives, to the bit. Paddle 3.3's kernel for CPUs makes a wrong gradient of x where none of the
     weight is asked for; so one always is, and nobody takes it."""
@@ -187,6 +183,13 @@ def _uvit_attention(self, x):
     return self.proj_drop(self.proj(attended))
 
 
+def _pool(self, x):
+    """What a caption's mean attends to among itself and the tokens: [B, L, W] to [B, W]."""
+    mean = x.mean(axis=1, keepdim=True) + self.positional_embedding.astype(x.dtype)
+    words = paddle.concat([mean, x], axis=1)
+    return attend(self.q_proj(mean), self.k_proj(words), self.v_proj(words), self.num_heads)[:, 0]
+
+
 class CpuAttention(AttnProcessor):
     """ppdiffusers' processor of attention by the operator."""
 
@@ -217,7 +220,7 @@ class CpuAttention(AttnProcessor):
         return attended if attn.rescale_output_factor == 1.0 else attended / attn.rescale_output_factor
 
 
-_MODELS, _SINGLE = "ppdiffusers.models", "ppldm.networks.transformers.single_stream"
+_MODELS = "ppdiffusers.models"
 _FORWARDS = {  # by the names of classes, which are imported only where a network has them
     "paddle.nn.layer.conv.Conv2D": _conv2d,
     f"{_MODELS}.lora.LoRACompatibleConv": _conv2d,
@@ -232,7 +235,7 @@ _FORWARDS = {  # by the names of classes, which are imported only where a networ
     f"{_MODELS}.resnet.ResnetBlock2D": _resnet,
     f"{_MODELS}.resnet.Downsample2D": _downsample,
     f"{_MODELS}.uvit_t2i.Attention": _uvit_attention,
-    f"{_SINGLE}.RMSNorm": _rms_norm,
-    f"{_SINGLE}.Attend": _attend,
+    f"{_MODELS}.embeddings.AttentionPooling": _pool,
+    "ppldm.networks.transformers.single_stream.RMSNorm": _rms_norm,
     "ppdiffusers.pipelines.latent_diffusion.pipeline_latent_diffusion.LDMBertAttention": _ldmbert_attention,
 }

@@ -20,6 +20,8 @@ from ppdiffusers.configuration_utils import ConfigMixin, register_to_config
 from ppdiffusers.models.embeddings import get_timestep_embedding
 from ppdiffusers.models.modeling_utils import ModelMixin
 
+from ..cpu_operators.layers import attend
+
 _EPSILON = 1e-6
 _FREQUENCIES = 512  # numbers of the sinusoids of a noise level
 _MLP_RATIO = 4.0  # of the layers that are not scaled with depth
@@ -231,9 +233,7 @@ def _attend(queries, keys, values, head_dim: int):
     """Attention [B, T, H head_dim] to keys and values [B, L, H head_dim]; queries and keys are normalised."""
     width = queries.shape[-1]
     normal = [F.layer_norm(one, width, epsilon=_EPSILON).astype(values.dtype) for one in (queries, keys)]
-    q, k, v = (one.reshape([0, 0, width // head_dim, head_dim]).transpose([0, 2, 1, 3]) for one in (*normal, values))
-    shares = F.softmax(paddle.matmul(q * head_dim**-0.5, k, transpose_y=True), -1)
-    return paddle.matmul(shares.astype(v.dtype), v).transpose([0, 2, 1, 3]).flatten(2)
+    return attend(*normal, values, width // head_dim)
 
 
 @lru_cache(maxsize=64)

@@ -24,6 +24,7 @@ from ppdiffusers.configuration_utils import ConfigMixin, register_to_config
 from ppdiffusers.models.embeddings import get_timestep_embedding
 from ppdiffusers.models.modeling_utils import ModelMixin
 
+from ..cpu_operators.layers import attend
 from .microdit import grid_of, take_patches
 
 _EPSILON = 1e-6
@@ -135,7 +136,7 @@ class Attention(nn.Layer):
         self.mixture = self.create_parameter([2], default_initializer=nn.initializer.Constant(0.0)) if mixes else None
         self.qkv, self.proj = nn.Linear(dim, 3 * dim, bias_attr=False), nn.Linear(dim, dim, bias_attr=False)
         self.norm_q, self.norm_k = RMSNorm(head_dim), RMSNorm(head_dim)
-        self.heads, self.attend = dim // head_dim, Attend()
+        self.heads = dim // head_dim
 
     def forward(self, tokens, turns, bias=None, first=None):
         """[B, T, dim]."""
@@ -146,18 +147,7 @@ class Attention(nn.Layer):
         heads = [0, 0, self.heads, -1]
         q, k = (turn(norm(x.reshape(heads)), turns).astype(v.dtype) for norm, x in ((self.norm_q, q), (self.norm_k, k)))
         bias = None if bias is None else bias[..., : tokens.shape[1]]
-        return self.proj(self.attend(q.flatten(2), k.flatten(2), v, self.heads, bias))
-
-
-class Attend(nn.Layer):
-    """Attention of queries, keys and values [B, T, H D] of H heads, with `bias` on its scores; has no weights."""
-
-    def forward(self, q, k, v, heads: int, bias=None):
-        """[B, T, H D]."""
-        q, k, v = (one.reshape([0, 0, heads, -1]).transpose([0, 2, 1, 3]) for one in (q, k, v))
-        scores = paddle.matmul(q * q.shape[-1] ** -0.5, k, transpose_y=True)
-        shares = F.softmax(scores if bias is None else scores + bias, -1).astype(v.dtype)
-        return paddle.matmul(shares, v).transpose([0, 2, 1, 3]).flatten(2)
+        return self.proj(attend(q.flatten(2), k.flatten(2), v, self.heads, bias))
 
 
 class FeedForward(nn.Layer):

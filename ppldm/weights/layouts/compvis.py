@@ -257,7 +257,7 @@ def _unet_config(params: dict, source) -> dict:
 
 def _unet_params(config: dict) -> dict:
     channels = config["block_out_channels"]
-    _require(config.get("addition_embed_type") is None, "the UNet is told sizes (--size_conditioning)")
+    _require(config.get("addition_embed_type") is None, "the UNet is told sizes or pools captions")
     _require(config["in_channels"] == config["out_channels"], "the UNet takes a mask (a model for inpainting)")
     _require(config.get("norm_num_groups", 32) == _GROUPS, f"the UNet's norm_num_groups must be {_GROUPS}")
     _require(all(one % channels[0] == 0 for one in channels), "the UNet's channels must be multiples of the first")
