@@ -36,18 +36,22 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def shapes_world(results):
-    rows = [("", "CPU seconds", *(f"{one['cost']['cpu_seconds']:.0f}" for one in results["summary"]), "")]
-    for kind, place in (("single", "position"), ("several", "relation")):
-        for name in ("colour", "shape", "size", place, "everything"):
-            cells, chances = [], set()
-            for one in results["summary"]:
-                scores = [one["scores"][f"composition.{split}.{kind}.{name}"] for split in ("seen", "held_out")]
-                cells.append(", ".join(
-                    f"{percent(score['value'])} ({100 * score['low']:.0f} .. {100 * score['high']:.0f})" for score in scores
-                ))  # fmt: skip
-                chances |= {percent(score["chance"]) for score in scores}
-            rows.append(({"single": "one object", "several": "several"}[kind], f"`{name}`", *cells, ", ".join(sorted(chances))))
-    return table(("", "", *(f"`{one['variant']}`" for one in results["summary"]), "chance"), rows)
+    """A row for each variant; chances are those of the first."""
+    columns = {
+        "shape": "seen.single.shape", "place": "seen.single.position", "everything": "seen.single.everything",
+        "unseen": "held_out.single.everything", "several: everything": "seen.several.everything",
+        "several, unseen": "held_out.several.everything", "relation, unseen": "held_out.several.relation",
+    }  # fmt: skip
+
+    def cells(one):
+        for name in columns.values():
+            score = one["scores"][f"composition.{name}"]
+            yield f"{percent(score['value'])} ({100 * score['low']:.0f} .. {100 * score['high']:.0f})"
+
+    first = results["summary"][0]["scores"]
+    chances = [percent(first[f"composition.{name}"]["chance"]) for name in columns.values()]
+    rows = [(f"`{one['variant']}`", f"{one['cost']['cpu_seconds']:.0f}", *cells(one)) for one in results["summary"]]
+    return table(("", "CPU seconds", *columns), [*rows, ("chance", "", *chances)])
 
 
 def loader(results):
