@@ -7,7 +7,7 @@ A matrix W [r, c] with gradient G has a momentum M alone, and its update has sin
     W <- W - rate (decay W + 0.2 sqrt(max(r, c)) X)
 
 The factors P = a I + b A + c A A are polynomials in the first A alone, so the five are multiplied as matrices [r, r],
-with A <- P A P, and X once by their product: a third of the time for a convolution of 3 x 3, as much for r = c.
+with A <- P A P, and X once by their product: half to a third of the time for a convolution of 3 x 3, as much for r = c.
 
 Jordan et al. 2024, kellerjordan.github.io/posts/muon: the iteration, its coefficients, momentum 0.95 by Nesterov; a
 convolution is the matrix of its rows [out, in * height * width], and the queries, keys and values that one layer makes
