@@ -232,8 +232,8 @@ def _round_up(number: int, step: int) -> int:
 def _attend(queries, keys, values, head_dim: int):
     """Attention [B, T, H head_dim] to keys and values [B, L, H head_dim]; queries and keys are normalised."""
     width = queries.shape[-1]
-    normal = [F.layer_norm(one, width, epsilon=_EPSILON).astype(values.dtype) for one in (queries, keys)]
-    return attend(*normal, values, width // head_dim)
+    q, k = (F.layer_norm(one, width, epsilon=_EPSILON).astype(values.dtype) for one in (queries, keys))
+    return attend(q, k, values, width // head_dim)
 
 
 @lru_cache(maxsize=64)
