@@ -169,9 +169,7 @@ class TextToImage(Family):
         from .ldm_build import weights_of
 
         weights = weights_of(model, average)
-        weights.metadata = {
-            **metadata, "model_max_length": config.model_max_length, "ema": average is not None
-        }  # fmt: skip
+        weights.metadata = {**metadata, "model_max_length": config.model_max_length, "ema": average is not None}
         write_weights(weights, "ppdiffusers", folder)
 
 

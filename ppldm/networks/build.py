@@ -57,8 +57,7 @@ def resize_text_encoder(config: dict, arguments, vocab_size: int, component: str
     sizes = {key: value for key, value in sizes.items() if key in config}
     for name, value in sizes.items():
         if config[name] != value:
-            get_logger().info("text encoder: %s %s of %s becomes the tokenizer's %d",
-                              name, config[name], source, value)  # fmt: skip
+            get_logger().info("text encoder: %s %s of %s becomes the tokenizer's %d", name, config[name], source, value)
     return check_config(component, config | sizes, source, ConfigError)
 
 
@@ -144,10 +143,9 @@ def init_network(module: nn.Layer, kind: str, seed: int) -> nn.Layer:
 def _like_pytorch(one: _Parameter, embedding_std: float = 1.0) -> np.ndarray:
     """Linear and Conv2D: weight and bias ~ U(-b, b), b = 1 / sqrt(fan_in); Embedding: N(0, embedding_std**2); the
     query with which a UNet of width d pools a caption: N(0, 1 / d), as DeepFloyd's IF."""
-    if one.name == "positional_embedding":
-        return one.normal(one.shape[-1] ** -0.5)
-    is_table = isinstance(one.layer, nn.Embedding)
-    return one.normal(embedding_std) if is_table else one.uniform(1.0 / math.sqrt(one.fan_in))
+    if (is_query := one.name == "positional_embedding") or isinstance(one.layer, nn.Embedding):
+        return one.normal(one.shape[-1] ** -0.5 if is_query else embedding_std)
+    return one.uniform(1.0 / math.sqrt(one.fan_in))
 
 
 def _clip(one: _Parameter) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A UNet that pools captions into its timestep: it is diffusers', learned in both ways, and not for masked captions."""
+"""A UNet that pools captions into its timestep is the same in diffusers, learns, and takes no masked captions."""
 
 import json
 from dataclasses import replace
@@ -52,9 +52,8 @@ def test_what_is_exported_computes_the_same_there_and_here(model, tiny, tmp_path
     import torch
 
     batch = make_batch(3)
-    hidden = model.text_encoder(batch["input_ids"])
-    hidden = hidden if isinstance(hidden, paddle.Tensor) else hidden[0]
     with paddle.no_grad():
+        hidden = model.encode_text(batch["input_ids"])
         found = model.unet(batch["noise"], batch["timesteps"], hidden).sample.numpy()
     folder = write(model, tiny, "diffusers", tmp_path / "out")
     theirs = diffusers.UNet2DConditionModel.from_pretrained(folder / "unet").eval()
@@ -69,8 +68,7 @@ def test_what_is_exported_computes_the_same_there_and_here(model, tiny, tmp_path
 
 def test_each_word_moves_the_timestep_and_learns(model):
     batch = make_batch(2)
-    hidden = model.text_encoder(batch["input_ids"])
-    hidden = (hidden if isinstance(hidden, paddle.Tensor) else hidden[0]).detach()
+    hidden = model.encode_text(batch["input_ids"]).detach()
     hidden.stop_gradient = False
     model.unet.add_embedding(hidden).square().sum().backward()
     assert (hidden.grad.abs().sum(-1) > 0).all()

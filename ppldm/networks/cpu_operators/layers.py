@@ -46,8 +46,7 @@ def plain_attention() -> AttnProcessor:
 
 
 def attend(query, key, value, heads: int, bias=None):
-    """Attention of so many heads as the formula has it: [B, N, H D], [B, M, H D], [B, M, H D] to [B, N, H D], with a
-    bias on its scores [B, H, N, M]."""
+    """Attention by the formula, of [B, N, H D], [B, M, H D] and [B, M, H D], with a bias [B, H, N, M] on its scores."""
     scale = (query.shape[-1] // heads) ** -0.5
     if operators_are_usable() and _can(query):
         return operators.attention(query, key, value, heads, scale, bias)
@@ -67,9 +66,8 @@ def _can(x, weight=None) -> bool:
     """Whether the operators can compute of x, and of a layer's weight, which must be here."""
     if not paddle.in_dynamic_mode() or x.dtype != paddle.float32 or 0 in x.shape or not x.place.is_cpu_place():
         return False
-    if weight is not None and (weight.dtype != paddle.float32 or not weight._is_initialized()):
-        return False
-    return paddle.base.framework._dygraph_tracer()._amp_level == paddle.base.core.AmpLevel.O0
+    is_here = weight is None or (weight.dtype == paddle.float32 and weight._is_initialized())
+    return is_here and paddle.base.framework._dygraph_tracer()._amp_level == paddle.base.core.AmpLevel.O0
 
 
 def _has_hooks(*layers: nn.Layer) -> bool:
@@ -98,9 +96,8 @@ def _downsample(self, x, *scale, **named):
 
 
 def _linear(self, x, *scale, **named):
-    if getattr(self, "lora_layer", None) is not None or not _can(x, self.weight):
-        return type(self).forward(self, x, *scale, **named)
-    return operators.linear(x, self.weight, self.bias)
+    plain = getattr(self, "lora_layer", None) is None and _can(x, self.weight)
+    return operators.linear(x, self.weight, self.bias) if plain else type(self).forward(self, x, *scale, **named)
 
 
 def _group_norm(self, x):
@@ -116,9 +113,7 @@ def _layer_norm(self, x):
 
 
 def _rms_norm(self, x):
-    if not _can(x, self.weight):
-        return type(self).forward(self, x)
-    return operators.rms_norm(x, self.weight, self.epsilon)
+    return operators.rms_norm(x, self.weight, self.epsilon) if _can(x, self.weight) else type(self).forward(self, x)
 
 
 def layer_norm_by_paddle(layer: nn.LayerNorm, x):

@@ -164,12 +164,19 @@ def test_a_launcher_does_not_leave_before_the_others_can_read_how_it_ended():
     server = KVServer(port := free_port())
     server.start()
     first, second = (Peers(f"localhost:{port}", "job", node, 2) for node in (0, 1))
+
+    def tell_the_end():  # as the thread's next beat does, whenever that comes
+        while second.state != "failed":
+            time.sleep(0.01)
+        time.sleep(0.3)
+        second._exchange(2)
+
     try:
         first.state = "failed"
         first._exchange(1)
         second._exchange(1)
         assert second.others_ended
-        beat = threading.Timer(0.3, second._exchange, (2,))
+        beat = threading.Thread(target=tell_the_end)
         beat.start()
         master = SimpleNamespace(role="participant", MAIN="main", stop=lambda: None)
         WatchedController.finalize(SimpleNamespace(peers=second, exit_status=1, master=master), exit=False)
