@@ -178,8 +178,9 @@ def test_loss_and_gradients(pipeline, model, recompute):
         latents = (latents - theirs.vae.config.shift_factor) * theirs.vae.config.scaling_factor
         hidden, pooled = encode_prompt(theirs, CAPTIONS)
     # As diffusers' train_dreambooth_lora_sd3.py has it: sigmas of the shifted schedule, and what they are told as.
-    sigmas = theirs.scheduler.sigmas.flip(0)[given["timesteps"]]
-    times = theirs.scheduler.timesteps.flip(0)[given["timesteps"]]
+    scheduler = type(theirs.scheduler).from_config(theirs.scheduler.config)  # drawing leaves its own steps in theirs
+    sigmas = scheduler.sigmas.flip(0)[given["timesteps"]]
+    times = scheduler.timesteps.flip(0)[given["timesteps"]]
     mixed = sigmas[:, None, None, None]
     noisy = (1 - mixed) * latents + mixed * given["noise"]
     theirs.transformer.zero_grad()
