@@ -40,7 +40,8 @@ def shapes_world(results):
     columns = {
         "shape": "seen.single.shape", "place": "seen.single.position", "everything": "seen.single.everything",
         "unseen": "held_out.single.everything", "several: everything": "seen.several.everything",
-        "several, unseen": "held_out.several.everything", "relation, unseen": "held_out.several.relation",
+        "several, unseen": "held_out.several.everything", "relation": "seen.several.relation",
+        "relation, unseen": "held_out.several.relation",
     }  # fmt: skip
 
     def cells(one):
@@ -234,6 +235,7 @@ def study(results):
 MEASURED = {
     **{
         "recipes-shapes-world": shapes_world,
+        "recipes-relations": shapes_world,
         "train_step-12": train_step,
         "step_peers-amd": step_peers,
         "step_peers-avx2": step_peers,
