@@ -1,4 +1,4 @@
-"""Some levels are drawn several times as often as others, such as the noisiest, where only the caption tells.
+"""Some levels are drawn several times as often as the others: by default the noisiest quarter.
 
     density m at a <= t / T < b, 1 elsewhere, divided by their integral
 
