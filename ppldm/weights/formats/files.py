@@ -190,6 +190,7 @@ def within_file(component: ComponentWeights):
     """ModelError when a network is built here with far more parameters than `component` has, or than memory holds."""
     from paddle.base.layer_helper_base import LayerHelperBase
 
+    require_few_layers(component.config, len(component.arrays), component.source)
     create = LayerHelperBase.create_parameter
     most = 2 * sum(array.size for array in component.arrays.values()) + _SPARE_VALUES
     count_most = 2 * len(component.arrays) + _SPARE_PARAMETERS
@@ -220,4 +221,6 @@ def require_few_layers(config: dict, num_arrays: int, source) -> None:
     per_block = config.get("layers_per_block") or 0
     for layers in (config.get("encoder_layers", 0), per_block):
         if isinstance(layers, (int, float)) and layers > num_arrays:
-            raise ModelError(f"{source}: the config has {layers} layers, and the weights {num_arrays} arrays")
+            raise ModelError(
+                f"{source}: the config has {layers} layers, and the weights {num_arrays} arrays; copy both again"
+            )

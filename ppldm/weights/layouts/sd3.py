@@ -16,7 +16,7 @@ from ...utils.log import get_logger
 from ..components import ComponentWeights, Weights, from_torch, to_torch
 from ..configs import PUBLISHED_SCHEDULE, complete_config
 from ..folders import EXPORTED_FILE
-from ..formats.files import read_arrays, read_names, require_few_layers
+from ..formats.files import read_arrays, read_names
 from ..model_file import TOKENIZER_FOLDER, has_model_file, read_model_file, read_said
 from ..names import Unmapped, rename
 from .compvis import split, state_of
@@ -163,7 +163,6 @@ def _halves_swapped(array: np.ndarray) -> np.ndarray:
 def _apart(stored: dict[str, np.ndarray], path) -> dict[str, np.ndarray]:
     """Theirs by our names, in PyTorch's orientation."""
     layers = _config(stored)["num_layers"]
-    require_few_layers({"num_layers": layers}, len(stored), path)
     ours, found = {theirs: ours for ours, theirs in _names(layers).items()}, {}
     for name, array in stored.items():
         if ".attn.qkv." in name:

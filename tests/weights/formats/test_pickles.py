@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from sampling import ALL
 
 from ppldm.utils.errors import ModelError
 from ppldm.weights.components import OLDER_TORCH_START, widen_bfloat16
+from ppldm.weights.formats import pickles
 from ppldm.weights.formats.files import is_pytorch, read_arrays
 from ppldm.weights.formats.paddle_files import read_pdparams, read_tree
 from ppldm.weights.formats.torch_files import pickled_tensor, pickled_text, read_torch, write_torch
@@ -293,14 +293,14 @@ def bombs() -> dict[str, bytes]:
         "a memo of 64 GB": b"\x80\x04}r\xff\xff\xff\xff.",
         "one content for nine arrays": b"\x80\x04B\xa0\x86\1\0" + bytes(100_000) + b"q\x000}(" + shared + b"u.",
         "doubled 40 times": b"\x80\x04}X\1\0\0\0w" + doubled + b"s.",
-        "tuples in one another": b"\x80\x04}N" + b"\x85" * 500_000 + b"Ns.",
-        "dicts in one another": b"\x80\x04" + b"}N" * 300_000 + b"N" + b"s" * 2 + b".",
-        "too many opcodes": b"\x80\x04" + b"]" * 2_100_000 + b".",
-        "a text as bytes 100,000 times": called_often(
-            b"c_codecs\nencode\n", b"X\xff\xff\0\0" + b"a" * 65_535 + b"X\6\0\0\0latin1\x86", 100_000
+        "tuples in one another": b"\x80\x04}N" + b"\x85" * 200_000 + b"Ns.",
+        "dicts in one another": b"\x80\x04" + b"}N" * 100_000 + b"N" + b"s" * 2 + b".",
+        "too many opcodes": b"\x80\x04" + b"]" * 110_000 + b".",
+        "a text as bytes 10,000 times": called_often(
+            b"c_codecs\nencode\n", b"X\xff\xff\0\0" + b"a" * 65_535 + b"X\6\0\0\0latin1\x86", 10_000
         ),
-        "a list as dict 100,000 times": called_often(
-            b"ccollections\nOrderedDict\n", b"](" + b"NN\x86" * 10_000 + b"e\x85", 100_000
+        "a list as dict 10,000 times": called_often(
+            b"ccollections\nOrderedDict\n", b"](" + b"NN\x86" * 10_000 + b"e\x85", 10_000
         ),
         "an argument that is half a pair of UTF-16": b"\x80\x04}X\3\0\0\0\xed\xa0\x80Ns.",
     }
@@ -315,15 +315,17 @@ SAID = {
     "a length that is not there": "cut short",
     "a memo of 64 GB": "memo has gaps",
     "one content for nine arrays": "more bytes than the file",
-    "too many opcodes": "more than 2000000 opcodes",
-    "a text as bytes 100,000 times": "more than the file has",
-    "a list as dict 100,000 times": "more than the file has",
+    "too many opcodes": "more than 100000 opcodes",
+    "a text as bytes 10,000 times": "more than the file has",
+    "a list as dict 10,000 times": "more than the file has",
     "an argument that is half a pair of UTF-16": "invalid continuation byte",
 }
 
 
 @pytest.mark.parametrize("name", bombs())
-def test_small_pickles_stay_small(tmp_path, name):
+def test_small_pickles_stay_small(tmp_path, monkeypatch, name):
+    if name == "too many opcodes":
+        monkeypatch.setattr(pickles, "_MOST_OPCODES", pickles._MOST_OPCODES // 20)
     path = tmp_path / "a.pdparams"
     path.write_bytes(bombs()[name])
     for read in (read_pdparams, read_tree):
@@ -446,16 +448,14 @@ def fuzz(count: int, seed: int) -> dict:
 
 
 def test_random_programs_are_read_or_refused():
-    outcomes = fuzz(3000, 7)
-    assert outcomes["files"] == 3000
-    assert all(outcomes[f"read_pdparams {kind}"] > 50 for kind in ("read", "refused", "damaged"))
+    outcomes = fuzz(2000, int(os.environ.get("PPLDM_SEED", 1)))
+    assert outcomes["files"] == 2000
+    assert all(outcomes[f"read_pdparams {kind}"] for kind in ("read", "refused", "damaged"))
 
 
-@pytest.mark.slow
+@pytest.mark.night("many random programs")
 def test_many_random_programs():
-    """A hundred thousand where PPLDM_ALL is set."""
-    count = 100_000 if ALL else 5_000
-    assert fuzz(count, int(os.environ.get("PPLDM_SEED", 1)))["files"] == count
+    assert fuzz(100_000, 7)["files"] == 100_000
 
 
 def older_file(path, arrays_by_name, keys=None, version=1001, counts=None, little_endian=True):
