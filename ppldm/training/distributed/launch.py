@@ -31,7 +31,7 @@ from pathlib import Path
 from ...utils.errors import ConfigError, debugging, exit_on_error
 from ...utils.files import write_json
 from ...utils.machine.cpu import importing_paddle
-from ...utils.processes.signals import FOLDER_VARIABLE, answer_interrupts, failure_time_sec
+from ...utils.processes.signals import FOLDER_VARIABLE, answer_interrupts
 from ...utils.variables import set_for_libraries
 
 if __name__ == "__main__":
@@ -82,7 +82,16 @@ class Rank:
         """Least for the one of several failed ranks that failed first. One that was killed had no part in it, and could
         note no moment; one that gives up by SIGABRT often lost its connection."""
         kind = 2 if self.status == -signal.SIGABRT else 0 if self.status < 0 else 1
-        return kind, failure_time_sec(self.notes, self.rank), self.rank
+        return kind, self.failure_sec, self.rank
+
+    @property
+    def failure_sec(self) -> float:
+        """The moment that it noted, by this machine's clock; infinity without a note."""
+        try:
+            with open(os.path.join(self.notes, str(self.rank))) as file:
+                return float(file.read())
+        except (OSError, ValueError):
+            return float("inf")
 
     def kill_all(self) -> None:
         """Kill it and its loader processes: Paddle made it the leader of a process group."""
@@ -202,7 +211,9 @@ class WatchedController(CollectiveController):
             running = any(rank.status is None for rank in self.ranks)
             if settle_until is None and any(rank.failed for rank in self.ranks):
                 settle_until = time.monotonic() + SETTLE_SECONDS
-            is_settling = running and settle_until is not None and time.monotonic() < settle_until
+            # For one that has noted its failure and not ended yet, longer.
+            late = GRACE_SECONDS * any(rank.status is None and rank.failure_sec < float("inf") for rank in self.ranks)
+            is_settling = running and settle_until is not None and time.monotonic() < settle_until + late
             if not status and not is_settling and (problem := self._find_problem()):
                 status, text = problem
                 self.pod.logs()
@@ -284,8 +295,7 @@ def run(notes: str) -> None:
     ips = (context.args.ips or "").split(",")
     if len(ips) > 1 and not context.args.master:
         if context.node.ip not in ips:
-            text = f"--ips {context.args.ips} lacks this machine's address {context.node.ip}"
-            raise ConfigError(f"{text}; add or correct it")
+            raise ConfigError(f"--ips {context.args.ips} lacks this machine's address {context.node.ip}; add it")
         context.args.master = f"{ips[0]}:{context.args.start_port}"
         context.args.nnodes, context.args.rank = str(len(ips)), ips.index(context.node.ip)
     elif context.args.master and "://" not in context.args.master:

@@ -130,23 +130,14 @@ def same_signal_stack():
 
 def note_failure(rank: int) -> None:
     """Note that this rank fails now. Without a launcher of ours, or where nothing can be written, nothing happens."""
-    if folder := read(FOLDER_VARIABLE):
+    folder, now = read(FOLDER_VARIABLE), repr(time.monotonic())  # before others can see the note and fail in turn
+    if folder:
         with suppress(OSError), open(os.path.join(folder, str(rank)), "w") as file:
-            file.write(repr(time.monotonic()))
+            file.write(now)
 
 
 def end_process(rank: int, text: str):
     """End this process at once, from any of its threads: one line on stderr, exit status 1."""
     note_failure(rank)
-    sys.stderr.write(f"error: {text}\n")
-    sys.stderr.flush()
+    sys.stderr.write(f"error: {text}\n")  # which stderr keeps no longer than the line
     os._exit(1)
-
-
-def failure_time_sec(folder, rank: int) -> float:
-    """The moment that the rank noted, by the clock of this machine since it was started; infinity where it did not."""
-    try:
-        with open(os.path.join(folder, str(rank))) as file:
-            return float(file.read())
-    except (OSError, ValueError):
-        return float("inf")

@@ -218,9 +218,6 @@ def within_file(component: ComponentWeights):
 
 def require_few_layers(config: dict, num_arrays: int, source) -> None:
     """Raises ModelError where a config has more layers than its weights have arrays: their names would not end."""
-    per_block = config.get("layers_per_block") or 0
-    for layers in (config.get("encoder_layers", 0), per_block):
+    for layers in (config.get("encoder_layers"), config.get("layers_per_block")):
         if isinstance(layers, (int, float)) and layers > num_arrays:
-            raise ModelError(
-                f"{source}: the config has {layers} layers, and the weights {num_arrays} arrays; copy both again"
-            )
+            raise ModelError(f"{source}: the config has {layers} layers for {num_arrays} arrays; copy both again")

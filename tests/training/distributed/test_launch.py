@@ -122,7 +122,7 @@ note_failure(rank)
 if rank == 1:
     while not Path(os.environ[FOLDER_VARIABLE], "0").exists():
         time.sleep(0.01)
-    time.sleep(0.5)
+    time.sleep(2.5)  # longer than others are waited for
 sys.exit(3 + rank)
 """
 
