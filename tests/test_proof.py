@@ -122,7 +122,10 @@ def test_what_was_played_is_said_measured_and_what_was_left_is_counted(small_sui
 
 @pytest.mark.slow
 def test_a_test_over_its_budget_fails_where_all_are_measured(small_suite):
-    status, output = small_suite("import time\ndef test_long(): time.sleep(2.1)\n", "--record")
+    tests = "import time\ndef test_long(): time.sleep(2.1)\n"
+    assert "2 s were in tests that durations.json does not know" in small_suite(tests)[1]
+    status, output = small_suite(tests, "--record")
+    assert "does not know" not in output
     assert status == 1 and re.search(r"over its budget of 2 s: test_it.py::test_long: 2\.\d s", output), output
 
 

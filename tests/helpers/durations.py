@@ -16,6 +16,7 @@ import pytest
 FILE = Path(__file__).resolve().parents[1] / "durations.json"
 LITTLE_S = 0.02  # of what the file does not name: less than NAMED_S
 NAMED_S = 0.1
+MOST_UNKNOWN = 0.05  # of a run's seconds, in tests that were taken for free and were not: then too many are chosen
 OWN_NUMBER = 2.0  # times the mean of its law, from which on a case has its own number
 BUDGETS_S = {"quick": 2.0, "slow": 20.0, "night": math.inf}  # what a test may take
 STARTED = pytest.StashKey[float]()
@@ -111,3 +112,8 @@ class Recorder:
             terminalreporter.write_line(
                 f"over its budget of {self.budgets[name]:g} s: {name}: {seconds:.1f} s", red=True
             )
+        expected = Durations.read()
+        unknown_s = sum(s for name, s in self.found.items() if expected.of(name) == LITTLE_S and s > 25 * LITTLE_S)
+        if unknown_s > MOST_UNKNOWN * sum(self.found.values()):
+            words = "were in tests that durations.json does not know; --record writes them down"
+            terminalreporter.write_line(f"{unknown_s:.0f} s {words}")

@@ -76,6 +76,7 @@ def count_workers(config) -> int:
 def choose(names: list[str], expected: durations.Durations, seconds: float, seed: int) -> set[str]:
     """Of each test function one case and AT_LEAST_S of further ones, then as many seconds of these as fit `seconds`."""
     by_law: dict[str, list[str]] = {}
+    takes = {name: expected.of(name) for name in names}
     for name in sorted(names, key=lambda name: _draw(name, seed)):
         by_law.setdefault(durations.law_of(name), []).append(name)
 
@@ -84,18 +85,18 @@ def choose(names: list[str], expected: durations.Durations, seconds: float, seed
         for cases in by_law.values():
             spent = 0.0
             for number, name in enumerate(cases):
-                spent += expected.of(name)
+                spent += takes[name]
                 if number and spent > seconds_of_law:
                     break
                 taken.append(name)
         return taken
 
-    low, high = AT_LEAST_S, sum(map(expected.of, names))
+    low, high = AT_LEAST_S, sum(takes.values())
     if high <= seconds:
         return set(names)
     for _ in range(30):
         middle = (low + high) / 2
-        if sum(map(expected.of, take(middle))) > seconds:
+        if sum(map(takes.get, take(middle))) > seconds:
             high = middle
         else:
             low = middle
