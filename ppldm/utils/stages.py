@@ -123,7 +123,7 @@ def run_stages(stages: list[Stage], folder: Path, run: Callable[[Stage], None] |
                 tell(f"{_why_anew(stage)}: it and what follows are made anew; what they had made is kept in {kept}")
                 records |= dict.fromkeys((one.name for one in later), None)
             _begin(folder, later, records)
-            machine = slowness()
+            machine = slowness(sum(one.seconds for one in later))
             times = describe_time(*expect(stages, records, number - 1, machine))
             tell(f"{place} {_label(stage, records[stage.name])} ({times}, while the machine is as busy as now)")
             _run_timed(folder, stage, records, run or run_stage, machine)
@@ -150,13 +150,13 @@ def seconds_per_update(preset: str) -> float:
     return _UPDATES[preset][0 if has_vectors("avx512f") else 1]
 
 
-def slowness() -> float:
+def slowness(about_s: float) -> float:
     """How many times as long as on two idle usual cores a training takes here now: by sums, and by how many others want
-    the cores, of which each gets a share; 1 with another device."""
+    the cores, of which each gets a share; 1 with another device. A look takes at most a tenth of about_s, or 0.2 s."""
     if not installed_kind().is_cpu:
         return 1.0
-    found = _slowness_for(_MEASURED_S)
-    return found if found < _BUSY else _slowness_for(_MEASURED_BUSY_S)
+    found, longer = _slowness_for(_MEASURED_S), min(_MEASURED_BUSY_S, about_s / 10)
+    return found if found < _BUSY or longer < _MEASURED_S else _slowness_for(longer)
 
 
 def _slowness_for(seconds: float) -> float:
@@ -251,7 +251,7 @@ def _run_timed(folder: Path, stage: Stage, records: dict, run: Callable[[Stage],
         finished = True
     finally:
         seconds = time.monotonic() - started
-        usual = before.usual_seconds + seconds / ((machine + slowness()) / 2)
+        usual = before.usual_seconds + seconds / ((machine + slowness(seconds)) / 2)
         records[stage.name] = Record(stage.identity, before.seconds + seconds, finished, usual)
         _write(folder, stage, records[stage.name])
 

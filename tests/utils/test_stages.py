@@ -26,7 +26,7 @@ NAMES = ("data", "model", "pictures")
 @pytest.fixture(autouse=True)
 def usual_machine(monkeypatch):
     """Without the tenths of seconds that a look at the machine takes."""
-    monkeypatch.setattr(stages_module, "slowness", lambda: 1.0)
+    monkeypatch.setattr(stages_module, "slowness", lambda _: 1.0)
 
 
 def make_stages(**commands) -> list[Stage]:
@@ -168,14 +168,14 @@ def test_no_load_that_comes_and_goes_makes_the_time_left_wrong(loads):
 def test_a_stage_is_told_by_what_a_free_machine_takes(tmp_path, monkeypatch):
     now, speeds = [0.0], iter([2.0, 4.0])  # before and after the stage
     monkeypatch.setattr(stages_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(stages_module, "slowness", lambda: next(speeds))
+    monkeypatch.setattr(stages_module, "slowness", lambda _: next(speeds))
     run_stages(make_stages()[:1], tmp_path, lambda stage: now.__setitem__(0, now[0] + 30))
     record = json.loads((tmp_path / ".done/data.json").read_text())
     assert (record["seconds"], record["usual_seconds"]) == (30, 10)
 
 
 def measured(
-    monkeypatch, cores: int, others: int, seconds_of_ten_sums=lambda now: 2e-4, usable: int | None = None
+    monkeypatch, cores: int, others: int, seconds_of_ten_sums=lambda now: 2e-4, usable: int | None = None, about_s=99
 ) -> tuple[float, float]:
     """(slowness, how long it was looked at) where so many threads of others want the cores of a machine."""
     now = [0.0]
@@ -189,7 +189,7 @@ def measured(
     monkeypatch.setattr(stages_module.os, "cpu_count", lambda: cores)
     monkeypatch.setattr(stages_module, "_count_running", lambda: 1 + others)
     monkeypatch.setattr(stages_module, "_NUMBERS", 1)  # the clock says how long a sum takes
-    return slowness(), now[0]
+    return slowness(about_s), now[0]
 
 
 def test_the_machine_is_known_by_its_sums_and_its_cores(monkeypatch):
@@ -224,6 +224,8 @@ def test_a_busy_machine_is_looked_at_for_longer(monkeypatch):
     """A burst of other work at the beginning is not what a training of minutes will have beside it."""
     found, looked = measured(monkeypatch, 2, 0, lambda now: 0.1 if now < 0.2 else 2e-3)
     assert found == pytest.approx(2e-4 * 4400, rel=0.01) and looked > 2
+    for about_s, most in ((0.5, 0.4), (9, 1.4)):  # and for no longer than a tenth of what is asked about
+        assert measured(monkeypatch, 2, 0, lambda now: 0.1 if now < 0.2 else 2e-3, about_s=about_s)[1] < most
 
 
 def test_an_update_takes_less_where_networks_compute_by_ppldms_operators(monkeypatch, tmp_path):
