@@ -123,10 +123,10 @@ def test_what_was_played_is_said_measured_and_what_was_left_is_counted(small_sui
 @pytest.mark.slow
 def test_a_test_over_its_budget_fails_where_all_are_measured(small_suite):
     tests = "import time\ndef test_long(): time.sleep(2.1)\n"
-    assert "2 s were in tests that durations.json does not know" in small_suite(tests)[1]
+    assert re.search(r"\d s were in tests that durations.json does not know", small_suite(tests)[1])
     status, output = small_suite(tests, "--record")
     assert "does not know" not in output
-    assert status == 1 and re.search(r"over its budget of 2 s: test_it.py::test_long: 2\.\d s", output), output
+    assert status == 1 and re.search(r"over its budget of 2 s: test_it.py::test_long: \d+\.\d s", output), output
 
 
 @pytest.mark.slow

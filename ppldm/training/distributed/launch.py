@@ -295,7 +295,8 @@ def run(notes: str) -> None:
     ips = (context.args.ips or "").split(",")
     if len(ips) > 1 and not context.args.master:
         if context.node.ip not in ips:
-            raise ConfigError(f"--ips {context.args.ips} lacks this machine's address {context.node.ip}; add it")
+            text = f"--ips {context.args.ips} lacks this machine's address {context.node.ip}"
+            raise ConfigError(f"{text}; add or correct it")
         context.args.master = f"{ips[0]}:{context.args.start_port}"
         context.args.nnodes, context.args.rank = str(len(ips)), ips.index(context.node.ip)
     elif context.args.master and "://" not in context.args.master:

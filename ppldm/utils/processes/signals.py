@@ -139,5 +139,6 @@ def note_failure(rank: int) -> None:
 def end_process(rank: int, text: str):
     """End this process at once, from any of its threads: one line on stderr, exit status 1."""
     note_failure(rank)
-    sys.stderr.write(f"error: {text}\n")  # which stderr keeps no longer than the line
+    sys.stderr.write(f"error: {text}\n")
+    sys.stderr.flush()
     os._exit(1)
