@@ -113,7 +113,7 @@ class Recorder:
                 f"over its budget of {self.budgets[name]:g} s: {name}: {seconds:.1f} s", red=True
             )
         expected = Durations.read()
-        unknown_s = sum(s for name, s in self.found.items() if expected.of(name) == LITTLE_S and s > 25 * LITTLE_S)
+        unknown_s = sum(s for name, s in self.found.items() if expected.of(name) == LITTLE_S and s > NAMED_S)
         if unknown_s > MOST_UNKNOWN * sum(self.found.values()):
             words = "were in tests that durations.json does not know; --record writes them down"
             terminalreporter.write_line(f"{unknown_s:.0f} s {words}")

@@ -211,9 +211,7 @@ class WatchedController(CollectiveController):
             running = any(rank.status is None for rank in self.ranks)
             if settle_until is None and any(rank.failed for rank in self.ranks):
                 settle_until = time.monotonic() + SETTLE_SECONDS
-            # For one that has noted its failure and not ended yet, longer.
-            late = GRACE_SECONDS * any(rank.status is None and rank.failure_sec < float("inf") for rank in self.ranks)
-            is_settling = running and settle_until is not None and time.monotonic() < settle_until + late
+            is_settling = running and settle_until is not None and time.monotonic() < settle_until + self._late_sec()
             if not status and not is_settling and (problem := self._find_problem()):
                 status, text = problem
                 self.pod.logs()
@@ -236,6 +234,11 @@ class WatchedController(CollectiveController):
             rank.kill_all()  # what is left of its loader processes
         self.exit_status = status or max(rank.status or 0 for rank in self.ranks)
         return True
+
+    def _late_sec(self) -> float:
+        """How much longer those are waited for that have noted their failure and have not ended."""
+        late = any(rank.status is None and rank.failure_sec < float("inf") for rank in self.ranks)
+        return GRACE_SECONDS if late else 0.0
 
     def _find_problem(self) -> tuple[int, str] | None:
         """(exit status, what to tell) of the first rank that failed, or of another machine."""

@@ -200,7 +200,6 @@ def launch(folder: Path, num_ranks: int, plans: list, bad_row: int) -> list[dict
     return [json.loads((folder / f"facts-{rank}").read_text()) for rank in range(num_ranks)]
 
 
-@pytest.mark.turn("shares change no bit", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("whole, shares", PAIRS)
 def test_shares_change_no_bit(runs, whole, shares):
@@ -211,7 +210,7 @@ def test_shares_change_no_bit(runs, whole, shares):
         assert_same_checkpoint(top / whole, top / shares, step)
 
 
-@pytest.mark.turn("shares change no bit", 2)
+@pytest.mark.turn("a run with shares goes on in another way", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name, shares", TWO_NETWORKS)
 def test_two_networks_of_which_one_begins_later_share_as_well(runs, name, shares):
@@ -226,7 +225,7 @@ def test_two_networks_of_which_one_begins_later_share_as_well(runs, name, shares
     assert begun and all(key.startswith("discriminator_") for key in begun)
 
 
-@pytest.mark.turn("shares change no bit", 2)
+@pytest.mark.turn("a run with shares goes on in another way", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("changed, start", BEGINNINGS)
 def test_a_run_of_two_networks_goes_on_with_shares(runs, changed, start):
@@ -235,7 +234,7 @@ def test_a_run_of_two_networks_goes_on_with_shares(runs, changed, start):
     assert_same_checkpoint(top / "autoencoder whole", top / changed, 6)
 
 
-@pytest.mark.turn("shares change no bit", 2)
+@pytest.mark.turn("a run with shares goes on in another way", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("straight, changed", CHANGES)
 def test_a_run_goes_on_with_shares_or_without(runs, straight, changed):
@@ -244,7 +243,7 @@ def test_a_run_goes_on_with_shares_or_without(runs, straight, changed):
     assert_same_checkpoint(top / straight, top / changed, 4)
 
 
-@pytest.mark.turn("shares change no bit", 2)
+@pytest.mark.turn("a run with shares goes on in another way", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("more, fewer", RANKS)
 def test_the_number_of_ranks_may_change(tiny, runs, tmp_path, more, fewer):
@@ -259,7 +258,7 @@ def test_the_number_of_ranks_may_change(tiny, runs, tmp_path, more, fewer):
         np.testing.assert_allclose(found[1:], straight[1:], rtol=1e-5)
 
 
-@pytest.mark.turn("shares change no bit", 2)
+@pytest.mark.turn("a run with shares goes on in another way", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["six parameters"])
 def test_three_ranks_go_on_from_two_as_stage_2_does(tiny, runs, tmp_path, name):
@@ -276,7 +275,6 @@ def test_three_ranks_go_on_from_two_as_stage_2_does(tiny, runs, tmp_path, name):
     assert max(fact["settled"][1] for fact in facts) < 0.35 * facts[0]["all"]
 
 
-@pytest.mark.turn("a rank keeps its share alone", 2)
 @pytest.mark.slow
 @pytest.mark.parametrize("whole, shares", PAIRS)
 def test_each_rank_keeps_half(runs, whole, shares):
@@ -291,7 +289,7 @@ def test_each_rank_keeps_half(runs, whole, shares):
     assert all(f"--sharding {stage}: this rank keeps 0.000 GB of the optimizer's 0.00" in log for log in logs)
 
 
-@pytest.mark.turn("a rank keeps its share alone", 2)
+@pytest.mark.turn("gradients and parameters lie on their owner", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name, other", OWNERS)
 def test_gradients_end_whole_on_their_owner_and_nowhere_else(runs, name, other):
@@ -304,7 +302,7 @@ def test_gradients_end_whole_on_their_owner_and_nowhere_else(runs, name, other):
     assert [fact["counted"][other]["settled"] for fact in runs[1]] == [[in_all, in_all]] * 2
 
 
-@pytest.mark.turn("a rank keeps its share alone", 2)
+@pytest.mark.turn("gradients and parameters lie on their owner", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["loop parameters", "at once parameters"])
 def test_a_rank_holds_its_parameters_and_what_is_computed(runs, name):
@@ -317,7 +315,6 @@ def test_a_rank_holds_its_parameters_and_what_is_computed(runs, name):
         assert fact["settled"][1] < 0.51 * in_all
 
 
-@pytest.mark.turn("a rank keeps its share alone", 2)
 @pytest.mark.slow
 def test_float32_masters_are_shared_out_and_gathered(runs):
     _, metadata, _ = runs

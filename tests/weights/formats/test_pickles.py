@@ -450,12 +450,12 @@ def fuzz(count: int, seed: int) -> dict:
 def test_random_programs_are_read_or_refused():
     outcomes = fuzz(2000, int(os.environ.get("PPLDM_SEED", 1)))
     assert outcomes["files"] == 2000
-    assert all(outcomes[f"read_pdparams {kind}"] for kind in ("read", "refused", "damaged"))
+    assert all(outcomes[f"read_pdparams {kind}"] > 10 for kind in ("read", "refused", "damaged"))
 
 
 @pytest.mark.night("many random programs")
 def test_many_random_programs():
-    assert fuzz(100_000, 7)["files"] == 100_000
+    assert fuzz(100_000, int(os.environ.get("PPLDM_SEED", 1)))["files"] == 100_000
 
 
 def older_file(path, arrays_by_name, keys=None, version=1001, counts=None, little_endian=True):
