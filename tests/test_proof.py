@@ -109,8 +109,9 @@ def test_fails(): assert {holds}, "caf\\udce9"
 @pytest.mark.slow
 def test_what_was_played_is_said_measured_and_what_was_left_is_counted(small_suite, tmp_path):
     two = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-    status, output = small_suite(GRID.format(holds=True), *two, "--record")
-    assert status == 0 and "12 tests by 2 processes: about 0 s" in output and "12 passed" in output, output
+    (tmp_path / "durations.json").write_text('{"test_it.py::test_other": 7}')
+    status, output = small_suite(GRID.format(holds=True), *two, "--record")  # one file, and so one worker
+    assert status == 0 and "12 tests by 2 processes: about 7 s" in output and "12 passed" in output, output
     kept = json.loads((tmp_path / "durations.json").read_text())
     assert kept["test_it.py::test_grid"] >= 0.14 and all(name.startswith("test_it.py::") for name in kept)
     status, output = small_suite(GRID.format(holds=False), *two, "--minutes", "0.01")

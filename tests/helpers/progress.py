@@ -17,7 +17,9 @@ class Progress:
     def __init__(self, config) -> None:
         self.config, self.expected = config, durations.Durations.read()
         self.started = self.said = time.monotonic()
-        self.total = self.done = self.num_tests = self.num_done = self.num_failed = 0
+        self.num_tests = self.num_done = self.num_failed = 0
+        self.total = 0.0
+        self.left: Counter[str] = Counter()  # expected seconds, by file
         self.left_out: Counter[str] = Counter()
 
     @property
@@ -44,9 +46,11 @@ class Progress:
             return
         workers = sampling.count_workers(self.config)
         self.num_tests, self.started = len(names), time.monotonic()
-        self.total = sum(map(self.expected.of, names))
+        for name in names:
+            self.left[sampling.file_of(name)] += self.expected.of(name)
+        self.total = self.left.total()
         beside = f" by {workers} processes" if workers > 1 else ""
-        self.terminal.write_line(f"{self.num_tests:,} tests{beside}: about {_time(self.total / workers)}")
+        self.terminal.write_line(f"{self.num_tests:,} tests{beside}: about {_time(self._expected_left())}")
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
@@ -56,7 +60,7 @@ class Progress:
         if report.skipped and isinstance(report.longrepr, tuple):
             self.left_out[_reason(report.longrepr[2])] += 1
         if report.when == "teardown":
-            self.done += self.expected.of(report.nodeid)
+            self.left[sampling.file_of(report.nodeid)] -= self.expected.of(report.nodeid)
             self.num_done += 1
             self._tell()
 
@@ -75,10 +79,16 @@ class Progress:
 
     def time_left(self, now: float) -> float:
         """Seconds, by how fast this machine has been until now; first by what the file of durations says."""
-        workers = sampling.count_workers(self.config)
-        own = min(1.0, 10 * self.done / max(self.total, 1e-9))  # a tenth of them tells how fast it is
-        pace = (now - self.started) / max(self.done, 1e-9)
-        return (self.total - self.done) * (own * pace + (1 - own) / workers)
+        done = self.total - self.left.total()
+        own = min(1.0, 10 * done / max(self.total, 1e-9))  # a tenth of them tells how fast it is
+        pace = sampling.count_workers(self.config) * (now - self.started) / max(done, 1e-9)
+        return self._expected_left() * (own * pace + 1 - own)
+
+    def _expected_left(self) -> float:
+        """Seconds by the file of durations. Where a worker plays whole files, nothing ends before the longest one."""
+        whole = self.config.getoption("dist", None) == "loadfile"
+        longest = max(self.left.values(), default=0.0) if whole else 0.0
+        return max(self.left.total() / sampling.count_workers(self.config), longest)
 
     def pytest_testnodedown(self, node):
         """A worker has ended."""

@@ -47,12 +47,12 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
         items[:] = [item for item in items if item.nodeid in taken]
     if shuffle is not None:
-        items.sort(key=lambda item: (_draw(_file(item.nodeid), shuffle), _draw(item.nodeid, shuffle)))
+        items.sort(key=lambda item: (_draw(file_of(item.nodeid), shuffle), _draw(item.nodeid, shuffle)))
     elif count_workers(config) > 1:
         of_file = Counter()
         for item in items:
-            of_file[_file(item.nodeid)] += expected.of(item.nodeid)
-        items.sort(key=lambda item: -of_file[_file(item.nodeid)])  # stable: within a file the order stays
+            of_file[file_of(item.nodeid)] += expected.of(item.nodeid)
+        items.sort(key=lambda item: -of_file[file_of(item.nodeid)])  # stable: within a file the order stays
     config.stash[LEFT_OUT] = +left_out
     config.stash[SECONDS] = sum(expected.of(item.nodeid) for item in items) / count_workers(config)
 
@@ -103,7 +103,7 @@ def choose(names: list[str], expected: durations.Durations, seconds: float, seed
     return set(take(low))
 
 
-def _file(name: str) -> str:
+def file_of(name: str) -> str:
     return name.partition("::")[0]
 
 
