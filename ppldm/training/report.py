@@ -106,13 +106,13 @@ class IntervalMetrics:
         if state:
             self.checksum = state.get("checksum", 0)
             self.losses, self.grad_norms = list(state["losses"]), list(state["grad_norms"])
-            self.quarters = np.array(state["quarters"])
+            self.quarters = [*np.reshape(state["quarters"], (-1, 2, NUM_QUARTERS))]
             self.skipped.update(state["skipped"])
             self.skipped_updates = state["skipped_updates"]
 
     def _start(self):
         self.losses, self.grad_norms = [], []
-        self.quarters = np.zeros((2, NUM_QUARTERS))  # sums of squared errors, numbers of samples
+        self.quarters = []  # of each update the sums of squared errors, and the numbers of samples
         self.checksum = 0  # the sum of its samples' CRC-32, which any order and any number of ranks gives
         self.restart_clock()
 
@@ -139,7 +139,7 @@ class IntervalMetrics:
             self.losses.append(update.loss)
             self.grad_norms.append(update.grad_norm)
             observed = [one for one in update.losses if one.noise_level is not None]
-            self._observed += [(one.noise_level, one.per_sample) for one in observed]
+            self._observed.append([(one.noise_level, one.per_sample) for one in observed])
 
     def see(self, batch: dict) -> None:
         """What this rank has read: the samples of a batch, and rows that it could not use."""
@@ -153,15 +153,17 @@ class IntervalMetrics:
             raise self.skipped_share.error(self.skipped)
 
     def gather(self) -> None:
-        """Add to `quarters`, `skipped` and `checksum` what each rank has seen since the last time."""
-        mine = np.zeros((2, NUM_QUARTERS))
-        for levels, errors in self._observed:
-            places = (levels.numpy() * NUM_QUARTERS).astype(np.int64)
-            np.add.at(mine[0], places, errors.numpy().astype(np.float64))
-            np.add.at(mine[1], places, 1.0)
-        seen = mine, dict(self._skipped_here), self._checksum_here
-        for quarters, skipped, checksum in gather_objects(seen, self.world):
-            self.quarters += quarters
+        """Add to `quarters`, `skipped` and `checksum` what each rank has seen since the last time. Each update has a
+        sum of its own, so that no digit depends on when this was called."""
+        mine = np.zeros((len(self._observed), 2, NUM_QUARTERS))
+        for (errors_sum, count), update in zip(mine, self._observed, strict=True):
+            for levels, errors in update:
+                places = (levels.numpy() * NUM_QUARTERS).astype(np.int64)
+                np.add.at(errors_sum, places, errors.numpy().astype(np.float64))
+                np.add.at(count, places, 1.0)
+        seen = gather_objects((mine, dict(self._skipped_here), self._checksum_here), self.world)
+        self.quarters += [*sum(quarters for quarters, _, _ in seen)]
+        for _, skipped, checksum in seen:
             self.skipped.update(skipped)
             self.checksum = (self.checksum + checksum) % 2**32
         self._observed, self._checksum_here = [], 0
@@ -170,7 +172,8 @@ class IntervalMetrics:
     def state(self) -> dict:
         """What a checkpoint keeps, ready for JSON, so that a resumed run logs what one without a stop does."""
         self.gather()
-        kept = {"losses": self.losses, "grad_norms": self.grad_norms, "quarters": self.quarters.tolist()}
+        quarters = [one.tolist() for one in self.quarters]
+        kept = {"losses": self.losses, "grad_norms": self.grad_norms, "quarters": quarters}
         kept |= {"checksum": self.checksum, "skipped": dict(self.skipped), "skipped_updates": self.skipped_updates}
         return {**kept, "skipped_share": self.skipped_share.state()}
 
@@ -185,7 +188,7 @@ class IntervalMetrics:
         values = {"loss": float(np.mean(self.losses)) if self.losses else float("nan")}
         if self.by_level:
             with np.errstate(invalid="ignore"):
-                means = self.quarters[0] / self.quarters[1]
+                means = np.divide(*np.reshape(self.quarters, (-1, 2, NUM_QUARTERS)).sum(axis=0))
             values |= {f"loss_quarter_{number}": float(mean) for number, mean in enumerate(means, 1)}
         if self.grad_norms:
             values["grad_norm"] = float(np.mean(self.grad_norms))
