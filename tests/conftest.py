@@ -61,6 +61,12 @@ def pytest_runtest_protocol(item):
         return (yield)
 
 
+def pytest_collection_finish():
+    """What is there from now until the end is no garbage, and is not looked through again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_runtest_setup(item):
     for mark in item.iter_markers("needs"):
         needs.need(*mark.args)

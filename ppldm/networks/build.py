@@ -9,12 +9,15 @@ names, which key its optimizer's state, are the same in every process that build
 
 import math
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pkgutil import resolve_name
+from unittest import mock
 
 import numpy as np
 import paddle
 from paddle import nn
+from paddle.base import initializer as base
 
 from ..utils.errors import ConfigError
 from ..utils.log import get_logger
@@ -28,16 +31,26 @@ UNBUILDABLE = (TypeError, ValueError, AttributeError, LookupError, AssertionErro
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2D)
 
 
+@contextmanager
+def uninitialized():
+    """Inside, new weights are zeros, for who sets them all: to draw what a class does takes seconds for many."""
+    from paddlenlp.transformers.model_utils import no_init_weights
+
+    zero = nn.initializer.Constant(0.0)
+    with no_init_weights(), mock.patch.multiple(base, _global_weight_initializer_=zero, _global_bias_initializer_=zero):
+        yield
+
+
+@uninitialized()
 def make_network(kind: str, config: dict) -> nn.Layer:
-    """The network of a completed config, as its class makes it; on a CPU by our operators. Raises UNBUILDABLE."""
+    """The network of a completed config, whose weights are to be set; on a CPU by our operators. Raises UNBUILDABLE."""
     if kind == "transformer":
         from .transformers.transform import make_transformer
 
         return use_cpu_operators(make_transformer(config))
     network = network_class(kind, config)
     settings = CLASSES[table_of(kind, config)] if kind in LABELS else network
-    made = resolve_name(settings)(**config)
-    # Encoders take their settings as an object.
+    made = resolve_name(settings)(**config)  # which encoders take as an object
     return use_cpu_operators(made if settings == network else resolve_name(network)(made))
 
 
@@ -172,15 +185,17 @@ def _t5(one: _Parameter) -> np.ndarray:
 @paddle.no_grad()
 def _end_with_zeros(unet: nn.Layer) -> None:
     """Zeros in the last layer of every residual branch: the first loss of epsilon is 1.0."""
+    ends = [unet.conv_out]
     for layer in unet.sublayers():
         kind = type(layer).__name__
         if kind == "ResnetBlock2D":
-            _zero(layer.conv2)
+            ends.append(layer.conv2)
         elif kind == "Transformer2DModel":
-            _zero(layer.proj_out)
+            ends.append(layer.proj_out)
         elif kind == "Attention" and layer.group_norm is not None:
-            _zero(layer.to_out[0])
-    _zero(unet.conv_out)
+            ends.append(layer.to_out[0])
+    for parameter in (one for layer in ends for one in layer.parameters()):
+        parameter.zero_()
 
 
 def _transformer(one: _Parameter) -> np.ndarray:
@@ -271,11 +286,6 @@ def _cascade(one: _Parameter) -> np.ndarray:
     return one.uniform(bound)
 
 
-def _zero(layer: nn.Layer) -> None:
-    for parameter in layer.parameters():
-        parameter.set_value(np.zeros(parameter.shape, dtype=np.float32))
-
-
 # By kind: the salt, and the rule. Both embeddings of an LDMBert are ~ N(0, init_std**2), by default 0.02**2. An
 # autoencoder has no shortcut, so that from PyTorch's smaller weights it learns more slowly. Convolutions of a
 # discriminator are ~ N(0, 0.02**2) as of Isola et al. 2017 (arXiv:1611.07004, section 6.2), biases 0; of LPIPS VGG16's
@@ -283,8 +293,7 @@ def _zero(layer: nn.Layer) -> None:
 _RULES: dict[str, tuple[int, Callable[[_Parameter], np.ndarray]]] = {
     "unet": (2, _like_pytorch), "vae": (3, _Parameter.he), "clip": (4, _clip), "t5": (4, _t5),
     "uvit": (5, _transformer), "dit": (5, _transformer), "microdit": (5, _microdit),
-    "single_stream": (5, _single_stream),
-    "sd3": (5, _transformer),
+    "single_stream": (5, _single_stream), "sd3": (5, _transformer),
     "cascade_prior": (6, _cascade), "cascade_decoder": (6, _cascade), "effnet": (3, _Parameter.he),
     "vqgan": (7, _paella), "inception": (28, _Parameter.he),
     "ldmbert": (1, lambda one: _like_pytorch(one, one.whole.config.init_std)),

@@ -55,9 +55,6 @@ def new_controlnet(unet: nn.Layer, config: dict, seed: int) -> ControlNetModel:
     for parameter in embedding.conv_out.parameters():
         parameter.zero_()
     own, copied = made.state_dict(), unet.state_dict()
-    for name, parameter in own.items():
-        if name in copied:
-            parameter.set_value(copied[name])
-        elif not name.startswith("controlnet_cond_embedding."):
-            parameter.zero_()
+    for name in own.keys() & copied.keys():  # all else of a made network is zero
+        own[name].set_value(copied[name])
     return made

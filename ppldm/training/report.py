@@ -106,13 +106,13 @@ class IntervalMetrics:
         if state:
             self.checksum = state.get("checksum", 0)
             self.losses, self.grad_norms = list(state["losses"]), list(state["grad_norms"])
-            self.quarters = [*np.reshape(state["quarters"], (-1, 2, NUM_QUARTERS))]
+            self.quarters = np.reshape(state["quarters"], (-1, 2, NUM_QUARTERS)).tolist()
             self.skipped.update(state["skipped"])
             self.skipped_updates = state["skipped_updates"]
 
     def _start(self):
         self.losses, self.grad_norms = [], []
-        self.quarters = []  # of each update the sums of squared errors, and the numbers of samples
+        self.quarters = []  # of each update, so that stops change no digit: sums of squared errors, numbers of samples
         self.checksum = 0  # the sum of its samples' CRC-32, which any order and any number of ranks gives
         self.restart_clock()
 
@@ -153,8 +153,7 @@ class IntervalMetrics:
             raise self.skipped_share.error(self.skipped)
 
     def gather(self) -> None:
-        """Add to `quarters`, `skipped` and `checksum` what each rank has seen since the last time. Each update has a
-        sum of its own, so that no digit depends on when this was called."""
+        """Add to `quarters`, `skipped` and `checksum` what each rank has seen since the last time."""
         mine = np.zeros((len(self._observed), 2, NUM_QUARTERS))
         for (errors_sum, count), update in zip(mine, self._observed, strict=True):
             for levels, errors in update:
@@ -162,7 +161,7 @@ class IntervalMetrics:
                 np.add.at(errors_sum, places, errors.numpy().astype(np.float64))
                 np.add.at(count, places, 1.0)
         seen = gather_objects((mine, dict(self._skipped_here), self._checksum_here), self.world)
-        self.quarters += [*sum(quarters for quarters, _, _ in seen)]
+        self.quarters += sum(quarters for quarters, _, _ in seen).tolist()
         for _, skipped, checksum in seen:
             self.skipped.update(skipped)
             self.checksum = (self.checksum + checksum) % 2**32
@@ -172,8 +171,7 @@ class IntervalMetrics:
     def state(self) -> dict:
         """What a checkpoint keeps, ready for JSON, so that a resumed run logs what one without a stop does."""
         self.gather()
-        quarters = [one.tolist() for one in self.quarters]
-        kept = {"losses": self.losses, "grad_norms": self.grad_norms, "quarters": quarters}
+        kept = {"losses": self.losses, "grad_norms": self.grad_norms, "quarters": self.quarters}
         kept |= {"checksum": self.checksum, "skipped": dict(self.skipped), "skipped_updates": self.skipped_updates}
         return {**kept, "skipped_share": self.skipped_share.state()}
 

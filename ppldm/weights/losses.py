@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 
-from ..networks.build import init_like_pytorch, init_network
+from ..networks.build import init_like_pytorch, init_network, uninitialized
 from ..networks.dinov2 import HEAD, Dinov2
 from ..networks.losses import WIDTHS, LatentAlignment, Lpips, PatchDiscriminator
 from ..utils.errors import ModelError
@@ -82,23 +82,19 @@ def load_alignment(path, channels: int, seed: int) -> tuple[Dinov2, LatentAlignm
         return network, init_like_pytorch(LatentAlignment(channels, network.config["width"]), seed, _SALT)
 
 
+@uninitialized()
 def load_dinov2(path) -> Dinov2:
-    """That of a file, or of a folder. Raises ModelError."""
+    """That of a file, or of a folder, as large as its weights. Raises ModelError."""
     arrays = rename_dinov2(read_component_arrays(Path(path).expanduser()))
-    layer = build_dinov2(arrays, path)
-    fill_layer(layer, arrays, path, "a DINOv2 of their size")
-    return layer
-
-
-def build_dinov2(arrays: dict[str, np.ndarray], source) -> Dinov2:
-    """A network of the size that weights under Meta's names have. Raises ModelError."""
     shapes = [arrays.get(name, np.empty(0)).shape for name in ("cls_token", "pos_embed", "patch_embed.proj.weight")]
     if [len(shape) for shape in shapes] != [3, 3, 4] or shapes[0][-1] % HEAD:
-        raise ModelError(f"{source} holds no DINOv2; give Meta's file of its weights or transformers' folder")
+        raise ModelError(f"{path} holds no DINOv2; give Meta's file of its weights or transformers' folder")
     depth = len({name.split(".")[1] for name in arrays if name.startswith("blocks.")})
     registers = arrays.get("register_tokens", np.empty((1, 0))).shape[1]
     with paddle.utils.unique_name.guard("dinov2_"):
-        return Dinov2(shapes[0][-1], depth, shapes[2][-1], shapes[1][1], registers)
+        layer = Dinov2(shapes[0][-1], depth, shapes[2][-1], shapes[1][1], registers)
+    fill_layer(layer, arrays, path, "a DINOv2 of their size")
+    return layer
 
 
 def rename_dinov2(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -46,7 +46,7 @@ def test_what_a_part_cannot_be_made_for_comes_back_in_our_words(monkeypatch, err
         on_spark._encode(task, 1)
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 def test_the_bytes_are_those_of_one_process_and_the_same_command_repairs(session, tiny, tmp_path, capsys, monkeypatch):
     texts = ("--text-encoder", str(write_clip(tmp_path / "clip")))

@@ -90,7 +90,7 @@ def test_the_norm_moves_a_tenth_to_all_pictures_of_an_update(tiny, adversarial):
     assert model(pixels).statistics is None
 
 
-@pytest.mark.turn("a family learns eight pictures", 2)
+@pytest.mark.turn("a family learns eight pictures", 1)
 def test_eight_pictures_are_learned(tiny):
     model, pixels = build(tiny, reconstruction_loss="l1_mse"), pictures(8)
     before = psnr(pixels, model.reconstruct(pixels))

@@ -186,7 +186,7 @@ def test_diffusers_loads_what_is_exported(tiny, tmp_path):
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.turn("a family learns eight pictures", 2)
+@pytest.mark.turn("a family learns eight pictures", 1)
 @pytest.mark.slow
 def test_eight_pictures_are_learned(tiny):
     """Their latents are told by what the EfficientNet sees, and by captions: the error falls."""

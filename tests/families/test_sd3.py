@@ -189,7 +189,7 @@ def test_the_forward_is_that_of_ppdiffusers_to_the_bit():
 SEEDS = (1, 2, 3) if ALL else (1 + int(os.environ.get("PPLDM_SEED", 0)) % 3,)
 
 
-@pytest.mark.turn("a family learns eight pictures", 2)
+@pytest.mark.turn("a family learns eight pictures", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_it_overfits_and_draws_what_a_caption_says(tiny, seed):

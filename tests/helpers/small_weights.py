@@ -1,6 +1,7 @@
 """Small whole models with random weights, in the form that every other form is made from."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def small_weights(seed: int = 0, unet: dict | None = None, prediction_type: str 
     for kind, changes in (("vae", {}), ("text_encoder", {}), ("unet", unet or {})):
         config = complete_config(kind, CONFIGS[kind] | changes, kind)
         components[kind] = ComponentWeights(
-            config, {name: _draw(rng, name, value.shape) for name, value in _layer(kind, config)}, kind
+            config, {name: _draw(rng, name, shape) for name, shape in _shapes(kind, json.dumps(config))}, kind
         )
     return Weights(components, {**PUBLISHED_SCHEDULE, "prediction_type": prediction_type})
 
@@ -107,10 +108,15 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
     )
 
 
-def _layer(kind: str, config: dict):
+@cache
+def _shapes(kind: str, config: str) -> list[tuple[str, list[int]]]:
+    """Of the weights of a config in JSON, by name."""
+    config = json.loads(config)
     if kind == "text_encoder":
-        return LDMBertModel(LDMBertConfig(**config)).state_dict().items()
-    return {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**config).state_dict().items()
+        layer = LDMBertModel(LDMBertConfig(**config))
+    else:
+        layer = {"vae": AutoencoderKL, "unet": UNet2DConditionModel}[kind](**config)
+    return [(name, value.shape) for name, value in layer.state_dict().items()]
 
 
 def _draw(rng, name: str, shape) -> np.ndarray:

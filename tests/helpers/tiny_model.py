@@ -88,18 +88,18 @@ def make_batch(size: int, seed: int = 0) -> dict:
 def write_image_encoder(tiny) -> Path:
     """The folder of a CLIP image encoder of 16 pixels a side whose embeddings have 8 numbers, written once a session;
     a new network draws its weights by itself."""
+    from ppdiffusers.transformers import CLIPVisionConfig, CLIPVisionModelWithProjection
+
     from ppldm.networks.build import save_component
-    from ppldm.weights.components import ComponentWeights
     from ppldm.weights.configs import complete_config
-    from ppldm.weights.fill import _make
 
     folder = tiny.folder / "image_encoder"
     if not folder.exists():
         sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
         sizes |= {"projection_dim": 8, "image_size": 16, "patch_size": 8}
         paddle.seed(3)
-        component = ComponentWeights(complete_config("image_encoder", sizes, "tiny"), {})
-        save_component(_make("image_encoder", component), folder)
+        config = CLIPVisionConfig(**complete_config("image_encoder", sizes, "tiny"))
+        save_component(CLIPVisionModelWithProjection(config), folder)
     return folder
 
 

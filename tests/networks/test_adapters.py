@@ -199,7 +199,7 @@ def test_settings_that_cannot_work(asked, words):
         LdmConfig(**asked).check()
 
 
-@pytest.mark.turn("a family learns eight pictures", 2)
+@pytest.mark.turn("a family learns eight pictures", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("asked", [{**ALL, "lora_modules": ["attn", "conv"]}, {"lora_rank": 4}])
 def test_eight_pictures_are_learned(tiny, asked):

@@ -7,7 +7,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from ppldm.networks.build import build_network, init_like_pytorch
+from ppldm.networks.build import UNBUILDABLE, build_network, init_like_pytorch, make_network
 from ppldm.networks.configs import read_new_config
 
 
@@ -108,3 +108,23 @@ def test_weights_come_from_the_seed_alone(tiny):
     second, other = weights(seed=3), weights(seed=4)
     assert all((first[name] == second[name]).all() for name in first)
     assert any((first[name] != other[name]).any() for name in first)
+
+
+@pytest.mark.parametrize("kind, name", [("unet", "unet_tiny"), ("vae", "vae_tiny"), ("text_encoder", "clip_tiny"),
+                                        ("text_encoder", "t5_tiny")])  # fmt: skip
+def test_a_network_whose_weights_are_set_draws_none_and_leaves_paddle_as_it_was(kind, name):
+    ones = nn.initializer.Constant(1.0)
+    nn.initializer.set_global_initializer(ones, ones)
+    try:
+        config = read_new_config(kind, name, "")
+        paddle.seed(7)
+        drawn = paddle.randn([4]).numpy()
+        paddle.seed(7)
+        network = make_network(kind, config)
+        with pytest.raises(UNBUILDABLE):
+            make_network(kind, {name: None for name in config})
+        assert (paddle.randn([4]).numpy() == drawn).all()
+        assert all(not one.weight.any() for one in network.sublayers() if isinstance(one, nn.Linear))
+        assert nn.Linear(2, 2).weight.numpy().all()
+    finally:
+        nn.initializer.set_global_initializer(None)

@@ -24,7 +24,7 @@ from paddle import nn
 from paddle.vision.models import InceptionV3
 
 from ...data.text.tokenizer import ClipTokenizer
-from ...networks.build import UNBUILDABLE, init_network
+from ...networks.build import UNBUILDABLE, init_network, uninitialized
 from ...networks.config_fields import settings_of
 from ...networks.cpu_operators.layers import use_cpu_operators
 from ...utils.errors import ModelError
@@ -55,6 +55,7 @@ _UNUSED = ("fc.", "AuxLogits.")  # the classifiers
 _DINOV2_SIDE = 224
 
 
+@uninitialized()
 def load_inception(path: Path, convention: Convention) -> FeatureNetwork:
     """FID's InceptionV3 with the weights at `path`, or random ones. Raises ModelError."""
     layer = build_inception()
@@ -139,6 +140,7 @@ def load_clip(path: Path, convention: Convention) -> ClipNetwork:
     return ClipNetwork(model, ClipTokenizer(folder, model.config.text_config.max_position_embeddings), convention)
 
 
+@uninitialized()
 def _build_clip(config: dict, path: Path):
     from ppdiffusers.transformers import CLIPConfig, CLIPModel
 

@@ -83,7 +83,7 @@ def test_large_groups_are_compared_with_their_best_only(tmp_path, monkeypatch):
     assert len(better) == sum(count - best for best in range(1, 6))
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_spark_finds_what_duckdb_finds(tmp_path, session):

@@ -74,7 +74,7 @@ def run(source, out, **options) -> None:
     convert(str(source), str(out), **{"rows_per_part": 3, "master": "local[2]", "num_workers": 1} | options)
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize("write", [write_tars, write_tables, write_one])
@@ -96,7 +96,7 @@ def test_an_address_gives_and_takes_what_a_folder_does(tmp_path, session, capsys
     assert not [*(tmp_path / "both").rglob("*.tmp")]
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_what_is_finished_stays_and_only_what_differs_is_made_again(tmp_path, session, capsys):

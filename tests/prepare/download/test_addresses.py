@@ -59,7 +59,7 @@ def rows_by_key(folder: Path) -> list[dict]:
     return sorted(read_rows(folder), key=lambda row: row["key"])
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize("output_format", ["files", "webdataset"])
@@ -83,7 +83,7 @@ def test_at_an_address_lies_what_lies_in_a_folder(server, tmp_path, session, cap
     assert json.loads((at / "part_1/.download/report.json").read_text())["success"] == 70
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_what_is_finished_stays_and_only_the_rest_is_fetched(server, tmp_path, session, capsys):
@@ -129,7 +129,7 @@ def test_what_is_finished_stays_and_only_the_rest_is_fetched(server, tmp_path, s
         download(arguments[0], (tmp_path / "foreign").as_uri(), **settings)
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_retries_and_accounts_read_tables_at_the_address(server, tmp_path, session, capsys):

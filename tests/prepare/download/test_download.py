@@ -172,7 +172,7 @@ def test_ray_does_the_same(server, tmp_path, capsys):
     assert len(read_images(tmp_path / "out/part_1", "files")) == 70
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.needs("java")
 def test_spark_does_the_same(server, tmp_path, session, capsys):
     urls = [server.url(f"good/{number}.jpg") for number in range(70)] + [server.url("missing.jpg")]

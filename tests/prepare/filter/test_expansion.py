@@ -67,7 +67,7 @@ def test_a_text_is_itself_to_duckdb(tmp_path, drawn):
     check_engine(filter_duckdb, tmp_path, drawn)
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -123,7 +123,7 @@ def test_a_folder_is_itself_to_duckdb(tmp_path, name):
     check_path(name, tmp_path, "duckdb")
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize("name", [name for name in NAMES if "${" not in name and ":" not in name])

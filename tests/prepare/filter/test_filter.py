@@ -479,7 +479,7 @@ def test_without_java_the_error_says_how_to_get_it(tmp_path, monkeypatch):
         assert words in str(raised.value)
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_spark_submit_runs_the_same_command(tables, tmp_path):
@@ -504,7 +504,7 @@ def test_spark_submit_runs_the_same_command(tables, tmp_path):
     assert [as_text(part.to_pylist()) for part in submitted] == [as_text(part.to_pylist()) for part in here]
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_what_ctrl_c_breaks_in_spark_is_no_error_of_spark(session):
@@ -518,7 +518,7 @@ def test_what_ctrl_c_breaks_in_spark_is_no_error_of_spark(session):
         same.sql("SELECT no_such_column")
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_addresses_are_read_and_written_by_hadoops_file_systems(tables, tmp_path, session, capsys):
@@ -563,7 +563,7 @@ def test_addresses_are_read_and_written_by_hadoops_file_systems(tables, tmp_path
     assert "max punsafe" in capsys.readouterr().out
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 def test_spark_counts_and_writes_in_one_pass_and_goes_on_where_it_stopped(tables, tmp_path, session, monkeypatch):
@@ -633,7 +633,7 @@ def test_spark_killed_goes_on_where_it_stopped(tables, tmp_path, session, where)
     assert {path.name.split("_")[0] for path in (tmp_path / "out").iterdir()} == {"part", "manifest.json"}
 
 
-@pytest.mark.turn("Spark does what one process does", 3)
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize(
