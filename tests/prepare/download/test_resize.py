@@ -168,7 +168,8 @@ def test_pictures_are_those_of_img2dataset(width, height, seed, mode, options, s
     assert sizes == own_sizes and (problem is None) == (own_problem is None)
     if problem is None and options["encode_format"] == "png":
         found, expected = decode_pixels(ours).astype(int), decode_pixels(theirs)
-        assert np.abs(found - expected).max() <= (mode == "RGBA")  # white is laid under by another rounding
+        # White is laid under by another rounding, and OpenCV has another for one channel than for three.
+        assert np.abs(found - expected).max() <= (mode != "RGB")
         assert (theirs == image) == (ours == image)
 
 
