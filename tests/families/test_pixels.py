@@ -124,7 +124,7 @@ def test_drawing_by_the_picture_is_drawing_by_the_direction_that_follows(more):
 def test_a_small_run_on_the_shapes_world_learns_to_tell_pictures(tmp_path):
     """What it predicts is nearer to pictures of the world than their mean is, and what it draws is near to one.
 
-    Of seven runs (seeds, 150 and 250 updates) the errors were at most 0.55 and 1.44 of the mean's; 7 and 16 with the wrong sign.
+    Of seven runs, of four seeds, the errors were at most 0.55 and 1.44 of the mean's; 7 and 16 with the wrong sign.
     """
     world = World(32, max_objects=1)
     rows = [world.draw(False, row) for row in range(8)]
