@@ -239,6 +239,7 @@ def test_killed_at_many_moments(tiny, start, tmp_path):
     assert contents(folder) == contents(tmp_path / "straight")
 
 
+@pytest.mark.turn("processes share the work of a command", 1)
 @pytest.mark.slow
 def test_two_processes_share_the_parts(tiny, clip, tmp_path):
     script = tmp_path / "main.py"  # as pip installs it, under a name that the launcher gives to Python

@@ -288,6 +288,7 @@ def test_a_sweep_that_is_killed_anywhere_ends_with_the_same_results(trained, tin
         assert (out / path.relative_to(tmp_path / "whole")).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.turn("processes share the work of a command", 1)
 @pytest.mark.slow
 def test_ranks_share_the_drawing_and_one_measures(trained, tiny, tmp_path):
     environ = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

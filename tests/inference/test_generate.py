@@ -444,6 +444,7 @@ def test_an_address_is_refused(command, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.turn("processes share the work of a command", 1)
 @pytest.mark.slow
 def test_processes_share_the_seed_that_is_chosen(pipeline, tmp_path):
     launched = subprocess.run(

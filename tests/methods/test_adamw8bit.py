@@ -200,6 +200,7 @@ def test_a_training_follows_adamw_s_curve_by_either_loop(curves):
     np.testing.assert_allclose(curves["hand"][1], curves["trainer"][1], rtol=1e-5)
 
 
+@pytest.mark.turn("a method's run goes on, by either loop", 1)
 @pytest.mark.slow
 @pytest.mark.parametrize("then, loop", [("hand", True), ("trainer", False)])
 def test_a_training_goes_on_to_the_bit(curves, tiny, tmp_path, then, loop):

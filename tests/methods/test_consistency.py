@@ -254,6 +254,7 @@ def straight(request, tiny, starts, tmp_path_factory):
     return request.param, starts[request.param], folder
 
 
+@pytest.mark.turn("a method's run goes on, by either loop", 1)
 def test_both_loops_and_a_resume_give_the_same_student(straight, tiny, tmp_path):
     name, settings, folder = straight
     train(tiny, name, tmp_path / "trainer", kind="trainer", **settings)
@@ -271,6 +272,7 @@ def test_how_a_batch_is_cut_changes_nothing(straight, tiny, tmp_path):
     assert_close_run(tmp_path / "cut", folder, steps=2, atol=ROUNDING)
 
 
+@pytest.mark.turn("what holds on one rank holds on two", 2)
 @pytest.mark.slow
 def test_two_processes_are_one_with_twice_the_batch(straight, tiny, tmp_path):
     name, settings, folder = straight

@@ -167,6 +167,7 @@ def test_joined_heads_of_another_width_are_refused(tiny):
                 prepare(*given)
 
 
+@pytest.mark.turn("a method's run goes on, by either loop", 1)
 def test_both_loops_and_a_resume_are_the_same(tiny, tmp_path):
     settings = {"unet_config_file": config_of(tiny, 16), "methods": (f"mup:base={config_of(tiny, 8)}",)}
     settings |= {"size_conditioning": None, "size_conditioning_drop": None}

@@ -177,6 +177,7 @@ def test_a_column_is_itself_to_duckdb(tmp_path, name):
     check_column(name, tmp_path, "duckdb")
 
 
+@pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")
 @pytest.mark.parametrize("name", COLUMNS, ids=repr)
