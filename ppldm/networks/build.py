@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pkgutil import resolve_name
+from threading import RLock
 from unittest import mock
 
 import numpy as np
@@ -29,21 +30,23 @@ from .cpu_operators.layers import use_cpu_operators
 # What the classes raise on settings that no network can have.
 UNBUILDABLE = (TypeError, ValueError, AttributeError, LookupError, AssertionError, ArithmeticError)
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm2D)
+_ONE_THREAD = RLock()  # at a time has zeros, so that each leaves Paddle's own setting as it was
 
 
 @contextmanager
 def uninitialized():
-    """Inside, new weights are zeros, for who sets them all: to draw what a class does takes seconds for many."""
+    """Inside, new weights are zeros, for callers that set all of them: a class's own draw takes seconds for many."""
     from paddlenlp.transformers.model_utils import no_init_weights
 
     zero = nn.initializer.Constant(0.0)
-    with no_init_weights(), mock.patch.multiple(base, _global_weight_initializer_=zero, _global_bias_initializer_=zero):
+    zeros = mock.patch.multiple(base, _global_weight_initializer_=zero, _global_bias_initializer_=zero)
+    with _ONE_THREAD, no_init_weights(), zeros:
         yield
 
 
 @uninitialized()
 def make_network(kind: str, config: dict) -> nn.Layer:
-    """The network of a completed config, whose weights are to be set; on a CPU by our operators. Raises UNBUILDABLE."""
+    """The network of a completed config, with zeros for weights; on a CPU by our operators. Raises UNBUILDABLE."""
     if kind == "transformer":
         from .transformers.transform import make_transformer
 

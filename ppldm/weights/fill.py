@@ -69,10 +69,8 @@ def fill_layer(layer, arrays: dict[str, np.ndarray], source, what: str) -> None:
 
 def _listed(what: str, names: Iterable[str]) -> list[str]:
     names = sorted(names)
-    if not names:
-        return []
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return [f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"]
+    return [f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{more}"] if names else []
 
 
 def _make(kind: str, component: ComponentWeights):
@@ -95,8 +93,7 @@ def bare_network(kind: str, config: dict, source: str = ""):
     """The network of a completed config whose weights nobody sets: for what gives them no memory. Raises ModelError."""
     from ppdiffusers.models import controlnet
 
-    # What has no memory cannot be set to zero.
-    with mock.patch.object(controlnet, "zero_module", lambda module: module):
+    with mock.patch.object(controlnet, "zero_module", lambda module: module):  # what has no memory cannot be zero
         return _make(kind, ComponentWeights(config, {}, source))
 
 
