@@ -1,13 +1,14 @@
 """Initial weights: PyTorch's distributions, from the seed alone."""
 
 import math
+import threading
 
 import numpy as np
 import paddle
 import pytest
 from paddle import nn
 
-from ppldm.networks.build import UNBUILDABLE, build_network, init_like_pytorch, make_network
+from ppldm.networks.build import UNBUILDABLE, build_network, init_like_pytorch, make_network, uninitialized
 from ppldm.networks.configs import read_new_config
 
 
@@ -128,3 +129,18 @@ def test_a_network_whose_weights_are_set_draws_none_and_leaves_paddle_as_it_was(
         assert nn.Linear(2, 2).weight.numpy().all()
     finally:
         nn.initializer.set_global_initializer(None)
+
+
+def test_threads_have_zeros_one_after_the_other():
+    entered = threading.Event()
+
+    def other():
+        with uninitialized():
+            entered.set()
+
+    thread = threading.Thread(target=other)
+    with uninitialized():
+        thread.start()
+        assert not entered.wait(0.1)
+    thread.join()
+    assert entered.is_set() and nn.Linear(2, 2).weight.numpy().any()
