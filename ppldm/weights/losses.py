@@ -44,6 +44,7 @@ _THIRDS = ("query", "key", "value")
 _DISCRIMINATOR_NAME = re.compile(r"^(?:(?:loss\.)?discriminator\.)?(main\.\d+\.)(\w+)$")
 
 
+@uninitialized()
 def load_lpips(path, seed: int = 0) -> Lpips:
     """LPIPS of a file, or of a folder with those of VGG16 and of the linear layers, as wide as its weights. `random`:
     with weights drawn from `seed`, whose distances compare with no published ones. Raises ModelError."""
@@ -59,6 +60,7 @@ def load_lpips(path, seed: int = 0) -> Lpips:
     return layer
 
 
+@uninitialized()
 def load_discriminator(path, channels: int, layers: int, seed: int) -> PatchDiscriminator:
     """That of a file, as large as its weights, with its running statistics; of None a new one. Raises ModelError."""
     if path is None:
