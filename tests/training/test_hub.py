@@ -78,14 +78,27 @@ class Hub:
         return {"commitUrl": f"{request.host_url}{owner}/{name}/commit/1", "commitOid": "1" * 40}
 
 
-def train(flags, hub: str, **environ):
+# Imports read the variables of the hub: a training that has them from its start, which is not `late`, starts cold.
+LATE = """
+import json, os, sys
+os.environ.update(json.loads(sys.argv.pop(1)))
+from huggingface_hub import constants
+constants.ENDPOINT = os.environ["HF_ENDPOINT"]
+from ppldm.cli.main import main
+main()
+"""
+
+
+def train(flags, hub: str, late: bool = True, **variables):
     """What a training says, as a user gives it, and its exit status."""
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | environ
-    environ |= {"PYTHONPATH": str(ROOT), "HF_ENDPOINT": hub.rstrip("/"), "HF_HOME": "hf"}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    environ["PYTHONPATH"], variables = str(ROOT), variables | {"HF_ENDPOINT": hub.rstrip("/"), "HF_HOME": "hf"}
+    start = ["-c", LATE, json.dumps(variables)] if late else ["-m", "ppldm"]
     place = Path(flags[flags.index("--output_dir") + 1]).parent
     done = subprocess.run(
-        [sys.executable, "-m", "ppldm", "train", *flags], env=environ, cwd=place, capture_output=True, text=True
-    )
+        [sys.executable, *start, "train", *flags], env=environ if late else environ | variables, cwd=place,
+        capture_output=True, text=True,
+    )  # fmt: skip
     return done.stdout + done.stderr, done.returncode
 
 
@@ -102,7 +115,7 @@ def test_the_trained_model_is_sent_with_its_card(tiny, tmp_path, named):
     token = {} if named else {"HF_TOKEN": TOKEN}
     flags += ["--hub_model_id", name, "--hub_token", TOKEN] if named else []
     with served(hub.application) as address:
-        said, status = train(flags, address, **token)
+        said, status = train(flags, address, late=False, **token)
         assert status == 0, said
         sent = hub.files[name]
         assert sent == written(tmp_path / "run/pipeline") and "README.md" in sent and hub.private[name]
@@ -110,7 +123,8 @@ def test_the_trained_model_is_sent_with_its_card(tiny, tmp_path, named):
         assert {hashlib.sha256(sent[path]).hexdigest() for path in large} == hub.objects.keys()
         sent.pop("README.md")
         again, status = train(flags, address, **token)
-        assert status == 0 and "already trained" in again and "README.md" in hub.files[name]
+        assert status == 0, again
+        assert "already trained" in again and "README.md" in hub.files[name]
     assert hub.messages == ["After update 2"] * 2 and f"{name}/tree/main" in said
     assert TOKEN not in said + again
     assert not [path for path, content in written(tmp_path).items() if TOKEN.encode() in content]
