@@ -2,8 +2,8 @@
 
 Plays what `run_scripts/test.sh` plays, so many times in a row, each with another number for its cases: of every four
 one in a shuffled order, and one beside a process for each core that does nothing else. With --json each play is kept:
-commit, number of its cases, order, load, minutes, tests that passed, those that failed, and how many cores all other
-processes of the machine kept busy meanwhile; and the same command again goes on until there are `--count`.
+commit, processor, number of its cases, order, load, minutes, tests that passed, those that failed, and how many cores
+all other processes of the machine kept busy meanwhile; and the same command again goes on until there are `--count`.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
-from results import add_result_flags, commit, save_results
+from results import add_result_flags, commit, processor, save_results
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAY = """
@@ -59,6 +59,7 @@ def play(number: int, seed: int) -> dict:
     failed = re.findall(r"^(?:FAILED|ERROR|failed:) (\S+)", done.stdout, re.MULTILINE)
     return {
         "commit": commit(),
+        "processor": processor(),  # a log may be of several machines
         "seed": seed,
         "order": f"shuffled by {seed}" if shuffled else "longest files first",
         "load": "a burning process for each core" if loaded else "nothing else",
