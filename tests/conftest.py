@@ -28,7 +28,7 @@ import warm_programs
 import warm_start
 from PIL import Image
 from quick import pytest_ignore_collect, pytest_itemcollected  # noqa: F401
-from sampling import pytest_addoption, pytest_collection_modifyitems  # noqa: F401
+from sampling import count_workers, pytest_addoption, pytest_collection_modifyitems  # noqa: F401
 
 from ppldm.utils.log import get_logger
 from ppldm.utils.machine.cpu import prepare_cpu
@@ -51,7 +51,8 @@ def pytest_configure(config):
     needs.required()  # a misspelt name must not pass unseen
     is_worker = hasattr(config, "workerinput")  # of pytest-xdist
     config.pluginmanager.register(progress.Worker(config) if is_worker else progress.Progress(config), "progress")
-    config.pluginmanager.register(durations.Recorder(config.getoption("record")), "durations")
+    crowd = count_workers(config) / (os.cpu_count() or 1)
+    config.pluginmanager.register(durations.Recorder(config.getoption("record"), crowd), "durations")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import needs
 import pytest
-from durations import Durations, law_of
+from durations import Durations, law_of, missing_laws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick import QUICK, TESTS, is_quick
@@ -125,11 +125,13 @@ def test_what_was_played_is_said_measured_and_what_was_left_is_counted(small_sui
 def test_a_test_over_its_budget_fails_where_all_are_measured(small_suite, tmp_path):
     budgets = tmp_path / "helpers/durations.py"
     budgets.write_text(budgets.read_text().replace('"quick": 2.0', '"quick": 0.2'))
-    tests = "import time\ndef test_long(): time.sleep(0.3)\n"
+    tests = "import pytest, time\n@pytest.mark.quick\ndef test_long(): time.sleep(0.3)\n"
+    tests += "@pytest.fixture\ndef made(): time.sleep(0.3)\n@pytest.mark.quick\ndef test_shared(made): pass\n"
     assert re.search(r"\d s were in tests that durations.json does not know", small_suite(tests)[1])
     status, output = small_suite(tests, "--record")
     assert "does not know" not in output
     assert status == 1 and re.search(r"over its budget of 0\.2 s: test_it.py::test_long: \d+\.\d s", output), output
+    assert output.count("over its budget") == 1, "what makes a fixture is shared by others"
 
 
 @pytest.mark.slow
@@ -199,6 +201,13 @@ def test_durations_are_remembered_within_an_eighth(laws):
             for t, s in zip(told, cases, strict=True)
             if s > max(1.0, 2 * sum(cases) / len(cases))
         )
+
+
+def test_durations_are_of_tests_that_are_there():
+    names = Durations.read().seconds
+    assert not missing_laws(names, ROOT)
+    gone = {"tests/test_proof.py::test_gone", "tests/gone.py::test_it"}
+    assert missing_laws([*names, "tests/test_proof.py::test_gone[a]", "tests/gone.py::test_it"], ROOT) == gone
 
 
 def test_what_is_quick_is_there():

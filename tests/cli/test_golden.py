@@ -10,14 +10,16 @@ import pytest
 from ppldm.cli.main import COMMANDS
 
 TESTS = Path(__file__).resolve().parents[1]
+GOLDEN = TESTS / "helpers/golden.py"
 REFRESH = "python tests/helpers/golden.py"
 
 
-def differences(kept: Path, made: Path) -> list[str]:
-    """The lines in which the files of two folders differ, as `diff -u` shows them; a file may be in one only."""
-    names = sorted({path.relative_to(top).as_posix() for top in (kept, made) for path in top.rglob("*.txt")})
+def differences(kept: Path, made: Path, what: str = "") -> list[str]:
+    """The lines in which the files of two folders whose paths begin with `what` differ, as `diff -u` shows them; a file
+    may be in one only."""
+    names = {path.relative_to(top).as_posix() for top in (kept, made) for path in top.rglob("*.txt")}
     found = []
-    for name in names:
+    for name in sorted(name for name in names if name.startswith(what)):
         old, new = (
             path.read_text(encoding="utf-8").splitlines() if path.exists() else []
             for path in (kept / name, made / name)
@@ -26,14 +28,22 @@ def differences(kept: Path, made: Path) -> list[str]:
     return found
 
 
-def test_help_and_errors_are_as_kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "61")  # the terminal's width is not seen
-    done = subprocess.run(
-        [sys.executable, TESTS / "helpers/golden.py", tmp_path], cwd=tmp_path, capture_output=True, text=True
-    )
+# The terminal's width is not seen. It is set here, since a command that starts with another one starts cold.
+NARROW = f"import os, runpy; os.environ['COLUMNS'] = '61'; runpy.run_path({str(GOLDEN)!r}, run_name='__main__')"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """What all commands say now."""
+    folder = tmp_path_factory.mktemp("golden")
+    done = subprocess.run([sys.executable, "-c", NARROW, folder], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = differences(TESTS / "golden", tmp_path)
-    if found:
+    return folder
+
+
+@pytest.mark.parametrize("what", ["help", "errors"])
+def test_help_and_errors_are_as_kept(made, what):
+    if found := differences(TESTS / "golden", made, what):
         pytest.fail("\n".join([*found, f"where that is wanted: {REFRESH}"]), pytrace=False)
 
 

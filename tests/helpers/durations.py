@@ -18,13 +18,25 @@ LITTLE_S = 0.02  # of what the file does not name: less than NAMED_S
 NAMED_S = 0.1
 MOST_UNKNOWN = 0.05  # of a run's seconds, in tests that were taken for free and were not: then too many are chosen
 OWN_NUMBER = 2.0  # times the mean of its law, from which on a case has its own number
-BUDGETS_S = {"quick": 2.0, "slow": 20.0, "night": math.inf}  # what a test may take
-STARTED = pytest.StashKey[float]()
+# What a test may take by itself, without what it shares with others, on free cores of the machine that the file is of.
+BUDGETS_S = {"quick": 2.0, "night": math.inf}
+BUDGET_S = 20.0  # of all others
+STARTED, OWN = pytest.StashKey[float](), pytest.StashKey[float]()
 
 
 def law_of(name: str) -> str:
     """The test function of a case."""
     return name.partition("[")[0]
+
+
+def missing_laws(names, root: Path) -> set[str]:
+    """The test functions of cases that are not there any more."""
+    by_file = defaultdict(set)
+    for law in map(law_of, names):
+        by_file[root / law.partition("::")[0]].add(law)
+    texts = {path: path.read_text("utf-8") if path.is_file() else "" for path in by_file}
+    pairs = ((path, law) for path, laws in by_file.items() for law in laws)
+    return {law for path, law in pairs if f"def {law.rpartition('::')[2]}(" not in texts[path]}
 
 
 @dataclass(frozen=True)
@@ -70,8 +82,10 @@ def _round(seconds: float) -> float:
 class Recorder:
     """Measures every test; where `write` is true, the file is made again, and a test over its budget fails the run."""
 
-    def __init__(self, write: bool) -> None:
-        self.write, self.found, self.budgets = write, {}, {}
+    def __init__(self, write: bool, crowd: float) -> None:
+        """crowd: processes that play for each core, from which on each of them is slower."""
+        self.write, self.crowd = write, max(1.0, crowd)
+        self.found, self.own, self.budgets, self.late = {}, {}, {}, {}
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_protocol(self, item):
@@ -81,34 +95,40 @@ class Recorder:
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item, call):
         report = (yield).get_result()
+        if call.when == "call":
+            item.stash[OWN] = call.duration / self.crowd
         if call.when == "teardown":
-            kind = next((name for name in ("night", "slow") if item.get_closest_marker(name)), "quick")
-            report.user_properties += [("seconds", time.monotonic() - item.stash[STARTED]), ("budget", BUDGETS_S[kind])]
+            budget = next((s for name, s in BUDGETS_S.items() if item.get_closest_marker(name)), BUDGET_S)
+            seconds = time.monotonic() - item.stash[STARTED]
+            report.user_properties += [("seconds", seconds), ("own", item.stash.get(OWN, 0.0)), ("budget", budget)]
 
     def pytest_runtest_logreport(self, report):
         if report.when == "teardown":
             told = dict(report.user_properties)
-            self.found[report.nodeid], self.budgets[report.nodeid] = told["seconds"], told["budget"]
+            for kept, name in ((self.found, "seconds"), (self.own, "own"), (self.budgets, "budget")):
+                kept[report.nodeid] = told[name]
 
     def over_budget(self) -> dict[str, float]:
-        """The cases that took longer than a test may."""
-        return {name: seconds for name, seconds in self.found.items() if seconds > self.budgets[name]}
+        """The cases that took longer than a test may, on a machine as fast as the one that the file is of."""
+        before = Durations.read()
+        known = [name for name in self.found if before.of(name) > LITTLE_S]
+        slower = sum(self.found[name] for name in known) / max(sum(map(before.of, known)), 1e-9)
+        own = {name: seconds / max(1.0, slower) for name, seconds in self.own.items()}
+        return {name: seconds for name, seconds in own.items() if seconds > self.budgets[name]}
 
     def pytest_sessionfinish(self, session):
         if not self.write or hasattr(session.config, "workerinput"):
             return
-        played, root = {law_of(name) for name in self.found}, session.config.rootpath
-        kept = {
-            name: seconds
-            for name, seconds in Durations.read().seconds.items()
-            if law_of(name) not in played and (root / name.partition("::")[0]).exists()
-        }
+        before = Durations.read().seconds
+        made_anew = {law_of(name) for name in self.found} | missing_laws(before, session.config.rootpath)
+        kept = {name: seconds for name, seconds in before.items() if law_of(name) not in made_anew}
+        self.late = self.over_budget()
         Durations(dict(sorted((kept | Durations.measured(self.found).seconds).items()))).write()
-        if self.over_budget() and not session.exitstatus:
+        if self.late and not session.exitstatus:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter):
-        for name, seconds in sorted(self.over_budget().items(), key=lambda item: -item[1]) if self.write else ():
+        for name, seconds in sorted(self.late.items(), key=lambda item: -item[1]):
             terminalreporter.write_line(
                 f"over its budget of {self.budgets[name]:g} s: {name}: {seconds:.1f} s", red=True
             )
