@@ -3,12 +3,14 @@
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import warm_programs
 import warm_start
 
 IS_WARM = "import sys; warm = 'ppldm.training.train' in sys.modules; "
@@ -190,3 +192,15 @@ def test_a_signal_to_a_program_of_a_shell_reaches_its_child(programs, number):
         # The end of its streams is that of the child.
         assert process.stdout.read() == b"" and b"KeyboardInterrupt" in process.stderr.read() or number != signal.SIGINT
     wait_until(lambda: not Path(f"/proc/{child}").exists())
+
+
+def test_a_program_of_a_shell_that_is_killed_before_its_child_is_told_takes_it_along(tmp_path, monkeypatch):
+    started, start = [], warm_programs._start
+    monkeypatch.setattr(warm_programs, "_start", lambda *given: started.append(start(*given)) or started[0])
+    ours, theirs = socket.socketpair()
+    with open(os.devnull, "r+") as nothing:
+        asked = [["-c", "import time; time.sleep(100)"], str(tmp_path), dict(os.environ)]
+        warm_start.send(ours, asked, [nothing.fileno()] * 3)
+    ours.close()
+    warm_programs._answer(theirs)
+    assert started[0] and not Path(f"/proc/{started[0]}").exists()

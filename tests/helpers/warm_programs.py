@@ -90,7 +90,8 @@ def _answer(line: socket.socket) -> None:
         pid = _start(words, folder, environ, files)
         for number in files:
             os.close(number)
-        line.sendall(f"{pid}\n".encode())
+        with suppress(BrokenPipeError, ConnectionResetError):  # who asked has been killed, and the child is not yet
+            line.sendall(f"{pid}\n".encode())
         if pid:
             line.sendall(f"{_wait(pid, line)}\n".encode())
 
