@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import needs
 import pytest
-from durations import Durations, law_of, missing_laws
+from durations import Durations, Recorder, law_of, missing_laws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quick import QUICK, TESTS, is_quick
@@ -132,6 +132,15 @@ def test_a_test_over_its_budget_fails_where_all_are_measured(small_suite, tmp_pa
     assert "does not know" not in output
     assert status == 1 and re.search(r"over its budget of 0\.2 s: test_it.py::test_long: \d+\.\d s", output), output
     assert output.count("over its budget") == 1, "what makes a fixture is shared by others"
+
+
+@pytest.mark.parametrize("crowd, late", [(0.5, {"b": 1.0, "c": 1.5}), (1, {"b": 1.0, "c": 1.5}), (1.6, {"b": 0.625})])
+def test_a_budget_is_for_free_cores_of_the_machine_of_the_file(monkeypatch, crowd, late):
+    monkeypatch.setattr(Durations, "read", lambda: Durations({"a": 4.0, "b": 1.0}))
+    recorder = Recorder(True, crowd)
+    recorder.found = {"a": 8.0, "b": 2.0, "c": 99.0}  # of a machine half as fast; c is new
+    recorder.own, recorder.budgets = {"a": 8.0, "b": 2.0, "c": 3.0}, {"a": 4.5, "b": 0.6, "c": 1.0}
+    assert recorder.over_budget() == late
 
 
 @pytest.mark.slow

@@ -56,7 +56,6 @@ def test_during_the_imports_of_a_script(tmp_path, module, script):
     check(interrupt_at(module, tmp_path, [ROOT / f"examples/{script}.py"]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("module", ["paddle", "paddle.base", "paddle.base.core", "ppldm.training.prepare",
                                     "ppldm.training.doctor.machine", "ppldm.training.train"])  # fmt: skip
 def test_between_the_flags_and_the_first_update(tiny, tmp_path, module):

@@ -96,7 +96,7 @@ class Recorder:
     def pytest_runtest_makereport(self, item, call):
         report = (yield).get_result()
         if call.when == "call":
-            item.stash[OWN] = call.duration / self.crowd
+            item.stash[OWN] = call.duration
         if call.when == "teardown":
             budget = next((s for name, s in BUDGETS_S.items() if item.get_closest_marker(name)), BUDGET_S)
             seconds = time.monotonic() - item.stash[STARTED]
@@ -113,7 +113,7 @@ class Recorder:
         before = Durations.read()
         known = [name for name in self.found if before.of(name) > LITTLE_S]
         slower = sum(self.found[name] for name in known) / max(sum(map(before.of, known)), 1e-9)
-        own = {name: seconds / max(1.0, slower) for name, seconds in self.own.items()}
+        own = {name: seconds / self.crowd / max(1.0, slower) for name, seconds in self.own.items()}
         return {name: seconds for name, seconds in own.items() if seconds > self.budgets[name]}
 
     def pytest_sessionfinish(self, session):

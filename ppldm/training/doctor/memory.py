@@ -54,8 +54,8 @@ _VIEWS = {f"pd_op.{name}" for name in (
     "reshape_grad", "transpose_grad", "unsqueeze_grad", "squeeze_grad", "flatten_grad",
 )} | {"builtin.split"}  # fmt: skip
 _NO_MEMORY = ("builtin.parameter", "pd_op.data", "pd_op.full_int_array", "builtin.combine")
-_data = paddle.static.data  # (name, shape, dtype: float32)
 _CONVOLUTIONS = ("pd_op.conv2d", "pd_op.conv2d_grad")
+_data = paddle.static.data  # (name, shape, dtype: float32)
 
 
 @dataclass(frozen=True)
