@@ -139,3 +139,16 @@ def test_a_signal_waits_until_paddle_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["imported", "stopped"]
+
+
+@pytest.mark.parametrize("library", ["paddle", "paddlenlp.transformers"])
+def test_what_an_import_makes_is_not_looked_through_for_garbage(library):
+    program = (
+        "import gc\n"
+        "from ppldm.utils.machine.cpu import load_paddle\n"
+        "load_paddle()\n"
+        f"import {library}\n"
+        "print(len(gc.get_objects()) < gc.get_freeze_count() / 10)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
