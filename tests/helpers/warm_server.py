@@ -113,7 +113,7 @@ class Base:
             fits = environ.get(name) in same or (
                 name == "PATH" and environ.get(name, "").endswith(f":{self.environ[name]}")
             )
-            if matters and name != "PYTHONPATH" and not fits:
+            if matters and name not in ("PYTHON", "PYTHONPATH") and not fits:  # PYTHON is for ppldm's scripts alone
                 return False
         return all(
             entry in self.given or SITE.issuperset(_names(entry))
