@@ -2,13 +2,15 @@
 
 Plays what `run_scripts/test.sh` plays, so many times in a row, each with another number for its cases: of every four
 one in a shuffled order, and one beside a process for each core that does nothing else. With --json each play is kept:
-commit, processor, number of its cases, order, load, minutes, tests that passed, those that failed, and how many cores
-all other processes of the machine kept busy meanwhile; and the same command again goes on until there are `--count`.
+commit, processor, Python, number of its cases, order, load, minutes, tests that passed, those that failed, and how many
+cores all other processes of the machine kept busy meanwhile; and the same command again goes on until there are
+`--count`.
 """
 
 import argparse
 import json
 import os
+import platform
 import re
 import resource
 import subprocess
@@ -60,6 +62,7 @@ def play(number: int, seed: int) -> dict:
     return {
         "commit": commit(),
         "processor": processor(),  # a log may be of several machines
+        "python": platform.python_version(),
         "seed": seed,
         "order": f"shuffled by {seed}" if shuffled else "longest files first",
         "load": "a burning process for each core" if loaded else "nothing else",
