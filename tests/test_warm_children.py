@@ -78,7 +78,7 @@ def test_signals_reach_it_and_its_group(number):
 
 def test_what_a_server_cannot_imitate_starts_cold(tmp_path):
     (tmp_path / "module.py").touch()
-    variables = {"OMP_NUM_THREADS": "2", "HOME": tmp_path, "FLAGS_any": "1", "PYTHONPATH": tmp_path, "PYTHONUTF8": "1"}
+    variables = {"OMP_NUM_THREADS": "2", "HOME": tmp_path, "FLAGS_any": "1", "PYTHONPATH": tmp_path, "PYTHONANY": "1"}
     for name, value in variables.items():
         assert run("print(warm)", env=os.environ | {name: str(value)}).stdout == "False\n", name
     assert run("print(warm)", env=os.environ | {"PYTHON": "any"}).stdout == "True\n"  # which only scripts read

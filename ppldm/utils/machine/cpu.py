@@ -81,11 +81,12 @@ def load_paddle(threads: int | None = None) -> None:
 def importing_paddle():
     """Around the first import of paddle: as `quiet_paddle`, and SIGTERM waits for its end, when Paddle's own handler,
     which prints a trace of native code, has gone."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before, is_first = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}), "paddle" not in sys.modules
     try:
         with quiet_paddle():
             yield
-        gc.freeze()  # looking for garbage in what imports have made took a seventh of the CPU time of a start
+        if is_first:
+            gc.freeze()  # looking for garbage in what imports have made took a seventh of the CPU time of a start
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
@@ -157,10 +158,9 @@ class _LightPaddleNLP(importlib.abc.MetaPathFinder, importlib.abc.Loader):
                 self.own, spec.loader = spec.loader, self
             return spec
         is_light = package != "paddlenlp" or rest.partition(".")[0] in _LIGHT
-        if is_light or sys.modules[package].__spec__.loader is not self or not self.run():
+        if is_light or sys.modules[package].__spec__.loader is not self or not self.run() or name not in sys.modules:
             return None
-        if (module := sys.modules.get(name)) is None:
-            return None
+        module = sys.modules[name]
         spec = importlib.machinery.ModuleSpec(name, self, origin=module.__spec__.origin)
         spec.submodule_search_locations = module.__spec__.submodule_search_locations
         module.__spec__ = spec  # which is what Python takes of a module that came while it was looked for

@@ -152,3 +152,16 @@ def test_what_an_import_makes_is_not_looked_through_for_garbage(library):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]
+
+
+def test_only_the_first_import_keeps_what_is_there_for_good():
+    program = (
+        "import gc\n"
+        "from ppldm.utils.machine.cpu import load_paddle\n"
+        "load_paddle()\n"
+        "before = gc.get_freeze_count()\n"
+        "load_paddle(1)\n"
+        "print(gc.get_freeze_count() <= before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
