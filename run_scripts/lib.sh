@@ -320,7 +320,6 @@ run_module() {
     fi
     PYTHONPATH=$ROOT "$python" -m "$module" "$@" --dry-run >/dev/null
     decide_device
-    [[ $DEVICE == cpu ]] || set -- --processes 1 "$@"
     if [[ $words == *" --dry-run "* ]]; then
         show_environment_commands
         PYTHONPATH=$ROOT exec "$python" -m "$module" "$@"

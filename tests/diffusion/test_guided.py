@@ -33,7 +33,7 @@ def test_noise_depends_on_seed_prompt_and_index_alone():
         assert (other != base).any()
 
 
-@pytest.mark.parametrize("guidance_scale", [1.0, 4.0])
+@pytest.mark.parametrize("guidance_scale", [0.5, 1.0, 4.0])
 def test_batches_do_not_change_pictures(model, tokenizer, guidance_scale):
     prompts, indices = ["picture 1", "picture 2", "picture 1"], [0, 0, 1]
 

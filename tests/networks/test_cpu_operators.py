@@ -71,6 +71,17 @@ def test_convolutions(seed, samples, channels, groups, side, size, biased, steps
 
 
 @EXAMPLES
+@given(SEEDS, SIZES, SIZES, SIZES)
+def test_a_bias_is_added_to_its_channel(seed, samples, channels, places):
+    """Whether or not a convolution of this processor does it by our kernel."""
+    y, bias = draw(seed, (samples, channels, places), (channels,))
+    ours = paddle.to_tensor(y)
+    with_bias = paddle.to_tensor(bias)
+    kernels.kernel("add_bias")(ours.data_ptr(), with_bias.data_ptr(), samples, channels, places)
+    np.testing.assert_array_equal(ours.numpy(), y + bias[:, None])
+
+
+@EXAMPLES
 @given(SEEDS, st.lists(SIZES, min_size=1, max_size=3), SIZES, SIZES, st.booleans())
 def test_linear_layers(seed, rows, inputs, outputs, biased):
     arrays = draw(seed, (*rows, inputs), (inputs, outputs), (outputs,) if biased else None)
