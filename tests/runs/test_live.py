@@ -182,9 +182,9 @@ def test_the_charts_of_a_run(run):
 
 
 def test_time_left_is_by_the_newest_lines_and_ends_at_none(run, monkeypatch):
-    slow = [record(step, time=1e9 + 100.0 * step) for step in range(1, 50)]
-    pause = [record(step, time=2e9 + 2.0 * step) for step in range(50, 65)]
-    (run / "metrics.jsonl").write_bytes(lines_of(slow + pause))
+    slow = [record(step, time=1e9 + 100.0 * step) for step in range(1, 58)]
+    after_pause = [record(step, time=2e9 + 2.0 * step) for step in range(58, 65)]  # most of the newest lines
+    (run / "metrics.jsonl").write_bytes(lines_of(slow + after_pause))
     follower = RunFolder(run)
     follower.look()
     monkeypatch.setattr(read.time, "time", lambda: 2e9 + 2.0 * 64 + 5)
