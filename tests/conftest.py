@@ -4,6 +4,8 @@ import multiprocessing
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a test starts writes into pipes as a user's commands do, in blocks, though this machine may have it otherwise.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # Java's machines of tests live for seconds: their code is compiled once and quickly.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", os.environ["SPARK_SUBMIT_OPTS"])
@@ -13,9 +15,11 @@ import io
 import json
 import logging
 import signal
+import tempfile
 import threading
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import durations
@@ -62,9 +66,14 @@ def pytest_runtest_protocol(item):
         return (yield)
 
 
-def pytest_collection_finish():
+def pytest_collection_finish(session):
     """What is there from now until the end is no garbage, and is not looked through again and again; nor is what tests
-    make after every 700 objects, which took a tenth of their time."""
+    make after every 700 objects, which took a tenth of their time. Tests stand in an empty folder: what commands left
+    in the clone, as quickstart/, is nothing to them."""
+    empty = tempfile.TemporaryDirectory()
+    session.config.add_cleanup(empty.cleanup)
+    session.config.add_cleanup(partial(os.chdir, os.getcwd()))  # before it, as the last that was added
+    os.chdir(empty.name)
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000)

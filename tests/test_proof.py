@@ -24,6 +24,10 @@ LAWS = st.dictionaries(
 )
 
 
+def test_nothing_of_the_place_or_of_how_pythons_here_write_is_there_for_a_test():
+    assert ROOT not in [Path.cwd(), *Path.cwd().parents] and "PYTHONUNBUFFERED" not in os.environ
+
+
 @pytest.fixture
 def nothing_there(monkeypatch):
     monkeypatch.setitem(needs.NEEDS, "browser", lambda: "no program chromium on PATH")

@@ -141,15 +141,14 @@ def belongs(name: str, tests: str) -> bool:
 def choose_first(fault: dict, notes: dict[str, dict]) -> list[str]:
     """The tests of a fault that reach its lines, the most likely to fail for their time first; at most NUM_FIRST.
 
-    None where the lines are reached by an import, or by code that no trace sees, and where all tests are these anyway.
+    None where the lines are reached by an import, or by code that no trace sees.
     """
     lines = {(fault["file"], line) for line in fault["lines"]}
     mine = {} if " -k " in fault["tests"] else {n: one for n, one in notes.items() if belongs(n, fault["tests"])}
     surely = {name: one for name, one in mine.items() if lines & one["reached"]}
     # Those that start a process may reach the lines there.
     maybe = {name: one for name, one in mine.items() if lines and one["anything"]} if not surely else {}
-    order = sorted(surely or maybe, key=lambda name: mine[name]["seconds"])[:NUM_FIRST]
-    return [] if len(order) == len(mine) == 1 else order
+    return sorted(surely or maybe, key=lambda name: mine[name]["seconds"])[:NUM_FIRST]
 
 
 def main() -> int:

@@ -226,6 +226,7 @@ class WatchedController(CollectiveController):
                     rank.kill_all()
             if time.monotonic() > next_logs:
                 self.pod.logs()
+                sys.stdout.flush()  # a pipe or a file gets the lines while the ranks run, too
                 next_logs = time.monotonic() + 1
             time.sleep(0.02)
         while self.pod.logs():

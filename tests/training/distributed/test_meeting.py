@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from ports import free_port
@@ -85,6 +86,8 @@ def test_a_signal_to_the_launcher_while_one_rank_is_slow_ends_all_in_one_line(tm
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+    end = threading.Timer(SECONDS, launcher.kill)  # of a wait for a line that does not come
+    end.start()
     try:
         hear(fifo, SECONDS)
         said = ""
@@ -98,5 +101,6 @@ def test_a_signal_to_the_launcher_while_one_rank_is_slow_ends_all_in_one_line(tm
         assert len([line for line in after.splitlines() if "stopped" in line]) == len(after.splitlines()) == 1, after
         assert not running(tmp_path)
     finally:
+        end.cancel()
         launcher.kill()
         launcher.communicate()
