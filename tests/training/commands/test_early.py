@@ -26,7 +26,8 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
         (["--vae_name_or_path", "nowhere"], "no folder or file nowhere"),
     ],
 )
-def test_what_is_not_there_is_refused(argv, message):
+def test_what_is_not_there_is_refused(argv, message, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[3])  # where the default of --file_list is
     with pytest.raises((ConfigError, FilelistError, ModelError)) as caught:
         check_early(argv)
     assert message in str(caught.value)
