@@ -34,6 +34,7 @@ from ppldm.utils.errors import ConfigError, DataError, EnvironmentProblem, Outpu
 from ppldm.utils.machine import spark
 
 MEMORY_GB = 1.0
+ROOT = str(Path(__file__).resolve().parents[3])
 
 
 def laion2b(num_rows, seed=0, first=0) -> pa.Table:
@@ -291,7 +292,7 @@ def test_ctrl_c_is_one_line_and_leaves_what_is_finished(tmp_path):
         "ppldm.cli.main.main()"
     )
     command = [sys.executable, "-c", code, "filter", "--input", str(tables), "--output", str(tmp_path / "out")]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": os.getcwd()}, capture_output=True, text=True)
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, text=True)
     assert done.returncode == 130 and done.stderr.splitlines()[-1].startswith("stopped by Ctrl-C")
     assert (tmp_path / ".out.unfinished/.counts.json").exists() and not (tmp_path / "out").exists()
 
@@ -334,7 +335,7 @@ def test_a_killed_run_leaves_nothing_and_the_same_command_finishes(tables, tmp_p
         "--num-partitions",
         "2",
     ]
-    done = subprocess.run([sys.executable, "-c", code, *command], env={**os.environ, "PYTHONPATH": os.getcwd()})
+    done = subprocess.run([sys.executable, "-c", code, *command], env={**os.environ, "PYTHONPATH": ROOT})
     assert done.returncode == -9 and not out.exists() and (tmp_path / ".out.unfinished/part_1.parquet").exists()
     filter(input=[str(tables)], output=str(out), preset="laion2b-en", num_partitions=2)
     assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "part_1.parquet", "part_2.parquet"]
@@ -491,10 +492,10 @@ def test_spark_submit_runs_the_same_command(tables, tmp_path):
             Path(pyspark.__file__).parent / "bin/spark-submit",
             "--master",
             "local[2]",
-            "run_scripts/spark_ppldm.py",
+            f"{ROOT}/run_scripts/spark_ppldm.py",
             *words,
         ],
-        env={**os.environ, "PYTHONPATH": os.getcwd(), "PYSPARK_PYTHON": sys.executable},
+        env={**os.environ, "PYTHONPATH": ROOT, "PYSPARK_PYTHON": sys.executable},
         capture_output=True,
         text=True,
     )
