@@ -43,7 +43,7 @@ prove() {
     fi
     say "lint and types"
     check_style || failed+=("lint and types (make lint types)")
-    say "Python $own: nothing may be skipped for what is missing (PPLDM_SEED=$PPLDM_SEED)"
+    say "Python $own: nothing may be skipped for what is missing (${which[*]})"
     PPLDM_REQUIRE=all play "${which[@]}" || failed+=("the tests on Python $own")
     say "Python $own: done after $(((SECONDS - started) / 60)) minutes"
     for version in "${versions[@]}"; do

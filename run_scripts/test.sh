@@ -43,6 +43,7 @@ make_venv
 if (($# == 0)); then
     PPLDM_SEED=$(sample_seed)
     export PPLDM_SEED
+    say "every law, and further cases that this commit draws (--minutes $MINUTES --seed $PPLDM_SEED)"
     play --minutes "$MINUTES" --seed "$PPLDM_SEED"
 else
     unset PYTHON # as play does
