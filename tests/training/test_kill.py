@@ -16,7 +16,7 @@ from ppldm.training.checkpoint import verify
 from ppldm.training.metrics import read_metrics
 from ppldm.weights.folders import list_checkpoints, step_of
 
-KILLS = 30 if ALL else 6
+KILLS = 9 if ALL else 6
 MOMENTS = ["starting", "training", "saving"] * (KILLS // 3)
 
 IMPORTS = """
