@@ -90,7 +90,7 @@ _TRAIN = {
 }
 ADDED = {
     "train": _TRAIN,
-    "finetune": {"--steps": "2"},
+    "finetune": {"--steps": "2", "--num-class-pictures": "4"},
     "quickstart": {"--steps": "2", "--autoencoder-steps": "2"},
     "demo-data": {"--rows": "48", "--redo": ""},
     "generate": {"--num-inference-steps": "2"},
