@@ -486,6 +486,7 @@ def test_what_was_chosen_is_kept_by_the_other_scripts(fake_run):
     (folder / "venv/ppldm.device").write_text("cu126\n")
     planned = subprocess.run([*command, "--dry-run"], env=variables, capture_output=True, text=True, check=True).stdout
     assert "# the environment, for cu126" in planned and "/stable/cu126/" in planned
+    assert "launch" not in planned and "--per_device_train_batch_size 16" in planned  # one process, as on a CPU
 
 
 def test_an_environment_of_another_python_is_not_used_silently(fake_run):

@@ -17,6 +17,7 @@ from ppldm.training.metrics import read_metrics
 from ppldm.weights.folders import list_checkpoints, step_of
 
 KILLS = 9 if ALL else 6
+SEEDS = (7, 8, 9) if ALL else (7,)
 MOMENTS = ["starting", "training", "saving"] * (KILLS // 3)
 
 IMPORTS = """
@@ -82,9 +83,10 @@ def kill_somewhere(start, chance, moment, folder, kind, flags) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True], ids=["waiting", "beside"])
-def test_killed_at_many_moments(tiny, start, tmp_path, beside):
+@pytest.mark.parametrize("seed", SEEDS)
+def test_killed_at_many_moments(tiny, start, tmp_path, seed, beside):
     """`beside`: checkpoints are written while training goes on."""
-    chance = random.Random(7)
+    chance = random.Random(seed)
     settings = {"save_steps": 1, "save_total_limit": 2, "use_ema": True, "max_steps": 1000, "use_async_save": beside}
     folder, reached, caught_saving = tmp_path / "killed", 0, 0
     for moment in chance.sample(MOMENTS, KILLS):

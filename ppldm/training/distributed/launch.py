@@ -212,10 +212,14 @@ class WatchedController(CollectiveController):
             if settle_until is None and any(rank.failed for rank in self.ranks):
                 settle_until = time.monotonic() + SETTLE_SECONDS
             is_settling = running and settle_until is not None and time.monotonic() < settle_until + self._late_sec()
-            if not status and not is_settling and (problem := self._find_problem()):
-                status, text = problem
+            problem = None if status or is_settling else self._find_problem()
+            if problem or time.monotonic() > next_logs:
                 self.pod.logs()
-                sys.stdout.flush()
+                with suppress(OSError):  # of a pipe that nobody reads any more: the ranks go on
+                    sys.stdout.flush()  # a pipe gets the lines while they run
+                next_logs = time.monotonic() + 1
+            if problem:
+                status, text = problem
                 sys.stderr.write(text)
             if deadline is None and (status or self._is_stopping_without_main()):
                 deadline = time.monotonic() + GRACE_SECONDS
@@ -224,10 +228,6 @@ class WatchedController(CollectiveController):
             if deadline and time.monotonic() > deadline:
                 for rank in self.ranks:
                     rank.kill_all()
-            if time.monotonic() > next_logs:
-                self.pod.logs()
-                sys.stdout.flush()  # a pipe or a file gets the lines while the ranks run, too
-                next_logs = time.monotonic() + 1
             time.sleep(0.02)
         while self.pod.logs():
             pass

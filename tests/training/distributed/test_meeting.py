@@ -104,3 +104,32 @@ def test_a_signal_to_the_launcher_while_one_rank_is_slow_ends_all_in_one_line(tm
         end.cancel()
         launcher.kill()
         launcher.communicate()
+
+
+TALKATIVE = """
+import os, sys, time
+from ppldm.utils.entry import entry
+
+with entry():
+    for number in range(25):  # over more than one of the launcher's looks at the logs
+        print("line", number, flush=True)
+        time.sleep(0.1)
+    open(sys.argv[1] + os.environ["PADDLE_TRAINER_ID"], "w").close()
+"""
+
+
+@pytest.mark.slow
+def test_ranks_go_on_where_nobody_reads_what_they_say(tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(TALKATIVE)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "ppldm.training.distributed.launch", "--nproc_per_node", "2",
+         "--log_dir", tmp_path / "log", script, tmp_path / "done"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    with launcher:
+        assert launcher.stdout.readline()
+        launcher.stdout.close()
+        launcher.wait(SECONDS)
+    assert {path.name for path in tmp_path.glob("done*")} == {"done0", "done1"}
