@@ -32,13 +32,24 @@ def name_of(page):
     return str(page.relative_to(ROOT))
 
 
-def to_run(page) -> list[doc_pages.Block]:
-    chosen = [block for block in blocks(page) if block.file or (block.language and not block.reason)]
-    return chosen if any(block.language in ("bash", "python") for block in chosen) else []
+def to_run(page) -> list[list[doc_pages.Block]]:
+    """The blocks of a page that are run or are a file, of each of its parts that has a command."""
+    heading = doc_pages.DIVIDED.get(name_of(page))
+    end = page.read_text("utf-8").splitlines().index(heading) + 1 if heading else 0
+    parts = [[], []]
+    for block in blocks(page):
+        if block.file or (block.language and not block.reason):
+            parts[block.line > end].append(block)
+    return [part for part in parts if any(block.language in ("bash", "python") for block in part)]
 
 
 CHINESE = [page for page in PAGES if ROOT / "docs/zh" in page.parents]
-RUNNABLE = [page for page in PAGES if to_run(page) and page not in CHINESE]  # these have the same commands
+RUNNABLE = [
+    pytest.param(page, part, id=name_of(page) + " part 2" * number)
+    for page in PAGES
+    if page not in CHINESE  # these have the same commands
+    for number, part in enumerate(to_run(page))
+]
 DRAWN = RUNNABLE if ALL else random.Random(int(os.environ.get("PPLDM_SEED", 1))).sample(RUNNABLE, 6)
 
 
@@ -125,8 +136,8 @@ def small_programs(tmp_path_factory):
 
 @pytest.mark.turn("commands lead from a folder to pictures", 1)
 @pytest.mark.slow
-@pytest.mark.parametrize("page", DRAWN, ids=name_of)
-def test_the_commands_of_a_page_do_what_they_say(page, world, small_programs, tmp_path):
+@pytest.mark.parametrize(("page", "chosen"), DRAWN)
+def test_the_commands_of_a_page_do_what_they_say(page, chosen, world, small_programs, tmp_path):
     folder = tmp_path / "here"
     shutil.copytree(world, folder, copy_function=link_weights)
     if name_of(page) in doc_pages.OWN:
@@ -139,7 +150,6 @@ def test_the_commands_of_a_page_do_what_they_say(page, world, small_programs, tm
         "PYTHONPATH": str(ROOT),
         "PPLDM_CACHE_DIR": str(tmp_path / "cache"),
     }
-    chosen = to_run(page)
     for block in chosen:
         if block.file:
             (folder / block.file).write_text(block.text)
