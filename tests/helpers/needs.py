@@ -48,6 +48,8 @@ NEEDS = {
 }
 
 
+# What the end of a run calls them: a name that a reader knows.
+CALLED = {"parity": "PyTorch", "engine": "OpenVINO", "resizer": "albumentations", "comet": "Comet", "s3": "moto"}
 BY_NAME = {"ray", "streaming"}  # hundreds of megabytes, and gigabytes with PyTorch's CUDA: no part of `all`
 
 
@@ -68,4 +70,4 @@ def need(name: str) -> None:
     if missing and name in required():
         pytest.fail(f"PPLDM_REQUIRE asks for {name}, and {missing}", pytrace=False)
     if missing:
-        pytest.skip(f"needs {name}: {missing}", allow_module_level=True)
+        pytest.skip(f"needs {CALLED.get(name, name)}: {missing}", allow_module_level=True)

@@ -9,6 +9,7 @@ import pytest
 import sampling
 
 LINE_EVERY_S = 30.0  # where nobody looks at a terminal
+NEED = "that need "  # of reasons why something was not played, which are told together
 
 
 class Progress:
@@ -66,7 +67,7 @@ class Progress:
 
     def pytest_collectreport(self, report):
         if report.skipped and isinstance(report.longrepr, tuple):
-            self.left_out[f"files: {_reason(report.longrepr[2])}"] += 1
+            self.left_out[f"files of tests {_reason(report.longrepr[2])}"] += 1
 
     def _tell(self) -> None:
         now, on_terminal = time.monotonic(), sys.stdout.isatty()
@@ -97,9 +98,11 @@ class Progress:
 
     def pytest_terminal_summary(self, terminalreporter):
         self.left_out |= self.config.stash.get(sampling.LEFT_OUT, Counter())
-        terminalreporter.ensure_newline()
-        for reason, count in sorted(self.left_out.items(), key=lambda item: -item[1]):
-            terminalreporter.write_line(f"left to --all: {count:,}: {reason}")
+        if self.left_out:
+            terminalreporter.ensure_newline()
+            terminalreporter.write_line(
+                f"{'not played' if sampling.ALL else 'left to --all'}: {_listed(self.left_out)}"
+            )
 
 
 class Worker:
@@ -129,8 +132,19 @@ def _in_utf8(value):
 
 
 def _reason(text: str) -> str:
-    """Of a skip, without what differs from machine to machine."""
-    return text.removeprefix("Skipped: ").partition(" (")[0]
+    """Of a skip, as it is said behind a number: what is needed (needs.need), or why else."""
+    text = text.removeprefix("Skipped: ").partition(" (")[0]
+    return NEED + text.removeprefix("needs ").partition(":")[0] if text.startswith("needs ") else f"skipped: {text}"
+
+
+def _listed(left_out: Counter[str]) -> str:
+    """'30 further cases of laws that are played, 12 that need PyTorch, wandb'"""
+    counts, needed = Counter(), {}
+    for reason, count in left_out.items():
+        kind, need, what = reason.partition(NEED)
+        counts[kind + need] += count
+        needed.setdefault(kind + need, []).append(what)
+    return "; ".join(f"{count:,} {kind}{', '.join(sorted(needed[kind]))}" for kind, count in counts.most_common())
 
 
 def _time(seconds: float) -> str:

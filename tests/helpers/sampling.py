@@ -6,10 +6,10 @@
     pytest --shuffle 7              in an order drawn by the seed: the files, and the tests within each
     pytest                          everything, in the order of the files
 
-Tests marked `night` show scale or time, and no law that no other test holds: with --minutes they are left out, by
-reason. Tests marked `turn(law, several)` hold one law of several kinds of things, dearly: so many of them, drawn by the
-seed, are played, and others for another commit. Files that take longest come first, so that workers of pytest-xdist
-(`-n 2 --dist loadfile`) end together.
+Tests marked `night` show scale or time, and no law that no other test holds: with --minutes they are left out. Tests
+marked `turn(law, several)` hold one law of several kinds of things, dearly: so many of them, drawn by the seed, are
+played, and others for another commit. Files that take longest come first, so that workers of pytest-xdist (`-n 2 --dist
+loadfile`) end together.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ def pytest_collection_modifyitems(config, items):
     expected = durations.Durations.read()
     left_out = Counter()
     if minutes is not None:
-        nights = {item.nodeid: mark.args[0] for item in items if (mark := item.get_closest_marker("night"))}
+        nights = {item.nodeid for item in items if item.get_closest_marker("night")}
         waiting = wait_their_turn(items, seed)
         names = [item.nodeid for item in items if item.nodeid not in nights | waiting]
         taken = choose(names, expected, minutes * 60 * count_workers(config), seed)
-        left_out = Counter([*nights.values(), *waiting.values()])
-        left_out["further cases of laws that are played"] += len(names) - len(taken)
+        left_out["further cases of laws that are played"] = len(names) - len(taken)
+        left_out["of laws that take turns"], left_out["that take long"] = len(waiting), len(nights)
         config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in taken])
         items[:] = [item for item in items if item.nodeid in taken]
     if shuffle is not None:
@@ -57,14 +57,14 @@ def pytest_collection_modifyitems(config, items):
     config.stash[SECONDS] = sum(expected.of(item.nodeid) for item in items) / count_workers(config)
 
 
-def wait_their_turn(items, seed: int) -> dict[str, str]:
-    """The reasons why tests are left out whose law others of their `turn` hold in this run, by name."""
+def wait_their_turn(items, seed: int) -> set[str]:
+    """The names of tests whose law others of their `turn` hold in this run."""
     laws: dict[tuple[str, int], set[str]] = {}
     marked = [(item.nodeid, mark.args) for item in items if (mark := item.get_closest_marker("turn"))]
     for name, turn in marked:
         laws.setdefault(turn, set()).add(durations.law_of(name))
     played = {turn: sorted(names, key=lambda name: _draw(name, seed))[: turn[1]] for turn, names in laws.items()}
-    return {name: f"by turns: {turn[0]}" for name, turn in marked if durations.law_of(name) not in played[turn]}
+    return {name for name, turn in marked if durations.law_of(name) not in played[turn]}
 
 
 def count_workers(config) -> int:

@@ -52,7 +52,9 @@ def states(pipeline, prompts=PROMPTS) -> np.ndarray:
 
 def write_a1111(path, rows: np.ndarray) -> None:
     """As stable-diffusion-webui writes its embeddings."""
-    torch = pytest.importorskip("torch")
+    needs.need("parity")
+    import torch
+
     said = {"string_to_token": {"*": 265}, "name": "another name", "step": 99, "sd_checkpoint": None}
     torch.save({**said, "string_to_param": {"*": torch.nn.Parameter(torch.tensor(rows))}}, path)
 
