@@ -1,6 +1,7 @@
 """Who may import whom (docs/architecture.md), read from the source: nothing is imported here."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,14 @@ LIGHT_MODULES = {
 
 MODULES = {".".join(path.relative_to(PACKAGE).with_suffix("").parts): path for path in sorted(PACKAGE.rglob("*.py"))}
 
+parse = cache(ast.parse)  # the same sources are read by several laws
 
+
+@cache
 def imports(source: str, name: str, module_level: bool = False) -> set[str]:
     """The full names of all modules that the source of ppldm module `name` imports, relative ones resolved."""
     found = set()
-    nodes = list(_at_import_time(ast.parse(source))) if module_level else list(ast.walk(ast.parse(source)))
+    nodes = list(_at_import_time(parse(source))) if module_level else list(ast.walk(parse(source)))
     for node in nodes:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -185,7 +189,7 @@ def test_a_circle_is_found():
 def stated_names(source: str) -> set[str]:
     """All names that a source binds, wherever it does."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

@@ -56,8 +56,10 @@ def test_during_the_imports_of_a_script(tmp_path, module, script):
     check(interrupt_at(module, tmp_path, [ROOT / f"examples/{script}.py"]))
 
 
-@pytest.mark.parametrize("module", ["paddle", "paddle.base", "paddle.base.core", "ppldm.training.prepare",
-                                    "ppldm.training.doctor.machine", "ppldm.training.train"])  # fmt: skip
+@pytest.mark.parametrize("module", [
+    "paddle", "paddle.base", "paddle.base.core", "ppldm.training.train",
+    *(pytest.param(f"ppldm.training.{name}", marks=pytest.mark.slow) for name in ("prepare", "doctor.machine")),
+])  # fmt: skip
 def test_between_the_flags_and_the_first_update(tiny, tmp_path, module):
     check(interrupt_at(module, tmp_path, ["-m", "ppldm", "train", *tiny.flags(tmp_path / "out", max_steps=10**6)]))
 

@@ -45,7 +45,10 @@ NUM_FIRST = 25  # tests that are tried before all the others of a fault
 def read_faults(areas=()) -> list[dict]:
     """The faults of the areas (all where none is named), each with its `area`."""
     files = [HERE / f"{area}.yaml" for area in areas] or sorted(HERE.glob("*.yaml"))
-    return [{"area": file.stem, **fault} for file in files for fault in yaml.safe_load(file.read_text("utf-8")) or []]
+    faults = []
+    for file in files:  # 7,000 lines: in C, a tenth of the time
+        faults += ({"area": file.stem, **fault} for fault in yaml.load(file.read_text("utf-8"), yaml.CSafeLoader) or [])
+    return faults
 
 
 def copy_tree(target: Path) -> None:
