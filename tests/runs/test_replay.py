@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from toy_runs import ROOT, change_row, train
+from toy_runs import ROOT, change_row, seal, train
 
 from ppldm.cli.main import run as run_command
-from ppldm.runs.compare import describe_update, replay_update
+from ppldm.runs.compare import describe_update, replay, replay_update
 from ppldm.runs.read import open_run
 from ppldm.utils.errors import CheckpointError, ConfigError
 
@@ -86,6 +86,16 @@ def test_a_log_that_says_something_else_is_told(copy, changed):
     verdict = replay_update(open_run(copy), 8)["verdict"]
     assert verdict.startswith("other data" if "data_crc32" in changed else "not the update of the log: results differ")
     assert replay_update(open_run(copy), 6)["verdict"] == "the update of the log, to the bit"
+
+
+@pytest.mark.parametrize("own, threads", [(None, "3"), ("5", "5")])
+def test_the_command_computes_as_the_run_did_unless_told(copy, monkeypatch, own, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", own) if own else monkeypatch.delenv("OMP_NUM_THREADS")
+    for checkpoint in copy.glob("checkpoint-*"):
+        seal(checkpoint, machine={"OMP_NUM_THREADS": "3"})
+    with pytest.raises(CheckpointError, match="999"):
+        replay(str(copy), step=999)
+    assert os.environ["OMP_NUM_THREADS"] == threads
 
 
 def test_the_command(straight, capsys):

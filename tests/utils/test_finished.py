@@ -57,6 +57,14 @@ def test_any_change_of_content_is_another_content(folder, change):
     assert after["content"] != before["content"] and after["state"] != before["state"]
 
 
+@pytest.mark.parametrize("name", [".hidden", "sub/.hidden", ".git/a"])
+def test_hidden_files_are_no_content(folder, name):
+    before = take_fingerprint(list_pieces(folder))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("four")
+    assert take_fingerprint(list_pieces(folder), before) == before
+
+
 def test_touched_files_are_read_again_and_are_the_same(folder, monkeypatch):
     before = take_fingerprint(list_pieces(folder))
     os.utime(folder / "a", (1, 1))

@@ -105,4 +105,4 @@ def test_the_cpu_is_certified_and_one_file_says_so(tmp_path, monkeypatch, capsys
         set(found["losses"])
     )
     assert found["losses"] == found["resumed"] and not found["different_weights"]
-    assert report["speed"]["float32"]["matmul"] > 0 and devices.KINDS[report["device"]["kind"]]
+    assert report["speed"]["float32"]["matmul"] > 1e-3 and devices.KINDS[report["device"]["kind"]]

@@ -480,6 +480,16 @@ def test_without_java_the_error_says_how_to_get_it(tmp_path, monkeypatch):
         assert words in str(raised.value)
 
 
+def test_a_dry_run_looks_for_java_unless_spark_has_begun(tables, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    flags = {"input": [str(tables)], "preset": "laion2b-en", "engine": "spark", "dry_run": True}
+    with pytest.raises(EnvironmentProblem, match="openjdk-17"):
+        filter(**flags)
+    monkeypatch.setattr("ppldm.prepare.filter.filter.is_submitted", lambda: True)
+    filter(**flags)
+    assert "701 rows in 3 file(s)" in capsys.readouterr().out
+
+
 @pytest.mark.turn("Spark does what one process does", 2)
 @pytest.mark.slow
 @pytest.mark.needs("java")

@@ -171,6 +171,13 @@ def test_stopped_between_parts_the_same_command_goes_on(data, tmp_path, monkeypa
     assert recaption_rows(data, tmp_path / "out", file, "caption_2", redo=True)["missing"] == ROWS
 
 
+def test_made_anew_each_row_is_asked_anew(data, tmp_path):
+    recaption_rows(data, tmp_path / "out", command_of(tmp_path), "caption_2")
+    (tmp_path / "other").mkdir()
+    recaption_rows(data, tmp_path / "out", command_of(tmp_path / "other"), "caption_2", redo=True)
+    assert (tmp_path / "other/seen").read_text() == "".join(f"{row}\n" for row in range(ROWS))
+
+
 def test_what_a_command_cannot_answer(data, tmp_path):
     with pytest.raises(ConfigError, match="cannot be started"):
         recaption_rows(data, tmp_path / "a", "/no/such/program", "caption_2")

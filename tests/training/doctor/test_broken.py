@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from command_line import parse_arguments
@@ -294,6 +295,17 @@ def test_loaders_that_the_memory_has_no_room_for(examined, monkeypatch, workers,
     assert ("loaders' memory" in found) == is_short
     if is_short:
         assert "lower --dataloader_num_workers" in found["loaders' memory"]["fix"]
+
+
+@pytest.mark.parametrize("where, gigabytes", [("process", "5.00"), ("weights", "1.00")])
+def test_beside_loaders_counts_what_a_training_takes_of_the_host(monkeypatch, where, gigabytes):
+    """All of it where it computes there, and else what its process writes there."""
+    from ppldm.training.doctor import run
+
+    monkeypatch.setattr(run.resources, "available_memory_bytes", lambda: 10**10)
+    memory, facts = SimpleNamespace(total=5 * 10**9, by_purpose={where: 1}), {"loader_bytes": 10**8}
+    [found] = run._look_at_loaders(2, 1, memory, 10**9, facts)
+    assert f"beside {gigabytes} GB of training" in found.text
 
 
 def test_a_run_is_looked_at_by_its_own_recipe(tiny, tmp_path, monkeypatch, capsys):
