@@ -251,6 +251,10 @@ def test_wrong_values_are_named(table, change, words, new):
         check_config(table, CONFIGS[table] | change, "file", new=new)
 
 
+def test_the_last_value_before_a_refused_one_is_taken():
+    assert check_config("unet", CONFIGS["unet"] | {"freq_shift": 7}, "file")["freq_shift"] == 7
+
+
 @pytest.mark.parametrize("table", CLASSES)
 def test_a_new_network_names_its_sizes(table):
     for name in REQUIRED[table].split():

@@ -12,7 +12,7 @@ from ppldm.utils.errors import ModelError, PpldmError
 
 TRIED = {
     "sample_size": [None, [4, 8]], "in_channels": [5], "out_channels": [3], "layers_per_block": [2],
-    "center_input_sample": [True], "flip_sin_to_cos": [False], "freq_shift": [1, 7], "mid_block_type": [None,
+    "center_input_sample": [True], "flip_sin_to_cos": [False], "freq_shift": [1], "mid_block_type": [None,
     "UNetMidBlock2D", "UNetMidBlock2DSimpleCrossAttn"], "only_cross_attention": [True], "downsample_padding": [0, 1, 2,
     None], "mid_block_scale_factor": [2.0], "dropout": [0.1], "act_fn": ["gelu", "mish", "relu"],
     "norm_num_groups": [None, 16], "norm_eps": [1e-3], "cross_attention_dim": [16], "transformer_layers_per_block": [2],

@@ -13,6 +13,7 @@ from dataset_files import SETS, SIDES, parquet_of, pictures, tar_of
 from PIL import Image
 from web import encode
 
+from ppldm.cli.main import run
 from ppldm.data.filelist import read_sources
 from ppldm.data.formats.part import Part
 from ppldm.prepare.datasets import get as getting
@@ -108,6 +109,18 @@ def test_a_set_arrives_counted_to_the_row_and_once(name, world, tmp_path):
     assert server.sent.total() == sent
     everything = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "out" in path.parts)
     assert server.token.encode() not in everything
+
+
+def test_the_command_says_what_came_and_how_to_train_on_it(world, tmp_path, monkeypatch, capsys):
+    request = ask("coco-val2014", tmp_path, world(SETS["coco-val2014"][0]()))
+    monkeypatch.setattr(getting, "find_entry", lambda *given: request.entry)
+    words = ["dataset", "get", "coco-val2014", "small", "--out", str(request.out), "--num-workers", "1"]
+    run(words)
+    told = capsys.readouterr().out
+    run([*words, "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert f"converted: {report['converted']['rows_out']} of {report['converted']['rows_in']} rows" in told
+    assert f"for ppldm train: --file_list {report['file_list']}" in told
 
 
 def test_a_gate_says_what_to_do_and_the_folder_stays_free(world, tmp_path):
