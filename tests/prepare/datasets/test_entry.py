@@ -1,10 +1,12 @@
 """The registry: every entry is whole."""
 
+import json
 import re
 from datetime import date
 
 import pytest
 
+from ppldm.cli.main import run
 from ppldm.prepare.datasets import entry as registry
 from ppldm.prepare.datasets.entry import expand, find_entry, list_entries
 from ppldm.utils.errors import ConfigError
@@ -30,6 +32,14 @@ def test_an_entry_says_where_its_facts_come_from(name, capsys):
         )
     assert bool(entry.captions) == bool(entry.query)
     assert bool(entry.withdrawn) == name.startswith("laion")
+
+
+def test_the_list_has_every_name(capsys):
+    for flags in ([], ["--json"]):
+        run(["dataset", "list", *flags])
+        told = capsys.readouterr().out
+        assert all(name in told for name in list_entries())
+    assert json.loads(told).keys() == list_entries().keys()
 
 
 def test_ranges():

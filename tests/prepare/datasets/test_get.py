@@ -115,6 +115,8 @@ def test_the_command_says_what_came_and_how_to_train_on_it(world, tmp_path, monk
     request = ask("coco-val2014", tmp_path, world(SETS["coco-val2014"][0]()))
     monkeypatch.setattr(getting, "find_entry", lambda *given: request.entry)
     words = ["dataset", "get", "coco-val2014", "small", "--out", str(request.out), "--num-workers", "1"]
+    run([*words, "--dry-run"])
+    assert "nothing was written" in capsys.readouterr().out and not request.out.exists()
     run(words)
     told = capsys.readouterr().out
     run([*words, "--json"])
