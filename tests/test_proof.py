@@ -6,10 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import needs
+import progress
 import pytest
 from durations import Durations, Recorder, law_of, missing_laws
 from hypothesis import given, settings
@@ -96,6 +98,13 @@ def test_a_test_with_a_need_fails_where_it_is_required(small_suite):
     ]:
         status, output = small_suite(tests, PPLDM_REQUIRE=asked)
         assert status == expected and all(one in output for one in words), output
+
+
+def test_what_is_needed_is_told_together():
+    left_out = Counter(
+        {"that need wandb": 1, "of laws that take turns": 1_200, "that need PyTorch": 4, "skipped: x": 2}
+    )
+    assert progress._listed(left_out) == "1,200 of laws that take turns; 5 that need PyTorch, wandb; 2 skipped: x"
 
 
 GRID = """

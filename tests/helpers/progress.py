@@ -138,7 +138,7 @@ def _reason(text: str) -> str:
 
 
 def _listed(left_out: Counter[str]) -> str:
-    """'30 further cases of laws that are played, 12 that need PyTorch, wandb'"""
+    """'30 further cases of laws that are played; 12 that need PyTorch, wandb'"""
     counts, needed = Counter(), {}
     for reason, count in left_out.items():
         kind, need, what = reason.partition(NEED)

@@ -423,7 +423,7 @@ def _units_of_folder(folder: Path, passed: list[tuple[Path, list[str]]]) -> Iter
             else:
                 has_images |= split_name(name)[1] in PICTURE_SUFFIXES
     except OSError as error:
-        fix = meant_path(folder, "name a folder of pictures and captions, as 0.jpg and 0.txt")
+        fix = meant_path(folder, "name a folder of pictures and captions, such as 0.jpg and 0.txt")
         raise ConfigError(f"cannot read the folder {folder} ({error.strerror}); {fix}") from error
     files, folders = sorted(sorted(files), key=natural_key), sorted(sorted(folders), key=natural_key)
     if tables := [name for name in files if name in csv_table.IMAGEFOLDER_TABLES]:
