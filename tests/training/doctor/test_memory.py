@@ -9,6 +9,7 @@ from ppldm.training.commands.train import check_early, run_recipe
 from ppldm.training.doctor.memory import estimate
 from ppldm.training.optimizer import in_8_bits, matrices_of
 from ppldm.training.prepare import prepare
+from ppldm.utils.machine.resources import process_memory_bytes
 
 ON_BASE = {"vae_name_or_path": None, "text_encoder_config_file": None, "unet_config_file": None, "tokenizer_name": None}
 AUTOENCODER = ON_BASE | {"model_max_length": None, "num_inference_steps": None, "vae_config_file": "{vae}"}
@@ -76,6 +77,12 @@ def test_what_judges_an_autoencoder_is_not_exported_and_what_never_learns_is_not
     for name, place in (("checkpoint", "checkpoint-1"), ("exported", "vae")):
         size = sum(path.stat().st_size for path in (folder / place).rglob("*") if path.is_file())
         assert told[name] == pytest.approx(size, rel=0.15)
+
+
+def test_a_run_takes_more_of_the_host_than_this_process_does_before_it(tiny, tmp_path):
+    family, changes = SETTINGS["adapters"]
+    before = process_memory_bytes("VmRSS")
+    assert estimate(recipe_of(tiny, tmp_path, family, changes), 1).by_purpose["process"] > before > 0
 
 
 @pytest.mark.turn("a forecast of doctor holds", 2)
