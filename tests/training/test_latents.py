@@ -26,7 +26,7 @@ from ppldm.training.train import run_loop
 from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import ConfigError, PartError
 
-MANY = 100 if ALL else 40  # updates
+MANY = 200 if ALL else 40  # updates
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = {"per_device_train_batch_size": 8, "max_steps": 10, "save_steps": 5,  # two of the 40 rows
           "size_conditioning": True, "size_conditioning_drop": 0.2}  # fmt: skip

@@ -24,7 +24,7 @@ from ppldm.training.trainer import run_trainer
 from ppldm.utils.errors import CheckpointError, ConfigError, PartError
 
 CAPTIONS = "caption:1,blip:2"
-MANY = 100 if ALL else 40  # updates
+MANY = 200 if ALL else 40  # updates
 SETTINGS = {"per_device_train_batch_size": 8, "max_steps": 6, "save_steps": 3, "random_crop": False,
             "caption_drop": 0.3, "captions": CAPTIONS, "model_max_length": 16,
             "text_encoder_config_file": None, "tokenizer_name": None}  # fmt: skip

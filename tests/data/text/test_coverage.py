@@ -54,7 +54,7 @@ def make_meter(kind, max_length):
     return CoverageMeter(make_tokenizer(kind, max_length))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=200, deadline=None)
 @pytest.mark.parametrize("kind", ["wordpiece", "clip"])
 @given(words=st.lists(st.sampled_from(WORDS), max_size=14), max_length=st.sampled_from([3, 4, 7, 12]))
 def test_what_is_lost_is_what_changes_nothing(kind, words, max_length):
